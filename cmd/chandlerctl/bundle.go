@@ -10,11 +10,10 @@ import (
 )
 
 func newBundle(streams cli.Streams) *cobra.Command {
-	cmd := &cobra.Command{
+	cmd := cli.Group(&cobra.Command{
 		Use:   "bundle",
 		Short: "Make and check bundles of plugins",
-		Args:  cobra.NoArgs,
-	}
+	})
 	cmd.AddCommand(newBundleVerify(streams))
 	return cmd
 }
@@ -23,7 +22,7 @@ func newBundleVerify(streams cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "verify DIR",
 		Short: "Check every digest, mode, machine and name of a bundle",
-		Args:  cobra.ExactArgs(1),
+		Args:  cli.Args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			b, err := bundle.Open(args[0])
 			if err != nil {

@@ -46,8 +46,8 @@ func newRoot(streams cli.Streams) *cobra.Command {
 		Version:       cli.Version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
 	}
+	cli.Group(root)
 	cli.Prepare(root, streams)
 	root.AddCommand(newBundle(streams))
 	return root

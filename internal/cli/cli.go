@@ -93,3 +93,25 @@ func Prepare(root *cobra.Command, streams Streams) {
 	root.SetErr(streams.Err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &ExitError{Code: Usage, Err: err} })
 }
+
+// Args makes a wrong number of arguments wrong usage.
+func Args(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return &ExitError{Code: Usage, Err: fmt.Errorf("%w\nsee '%s --help'", err, cmd.CommandPath())}
+		}
+		return nil
+	}
+}
+
+// Group makes cmd one that only holds others: by itself it shows its help, and an unknown one is wrong usage.
+func Group(cmd *cobra.Command) *cobra.Command {
+	cmd.Args = Args(func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+		}
+		return nil
+	})
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	return cmd
+}
