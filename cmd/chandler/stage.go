@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -139,24 +140,40 @@ func writeReport(w io.Writer, r *stage.Report, output string) error {
 	if r.Outcome == stage.Skipped || r.Outcome == stage.Refused {
 		return nil // said on stderr: there is no result
 	}
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	tw := newTable(w)
 	for _, p := range r.Plugins {
-		detail := p.Cause
-		switch p.Action {
-		case stage.New, stage.Unchanged:
-		case stage.Replaced:
-			detail = "was " + p.Found.String()
-			if p.Original != "" {
-				detail += ", kept as " + path.Join(r.BinDir, p.Original)
-			}
-		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\n", p.Name, p.Action, detail)
+		tableRow(tw, p.Name, string(p.Action), describe(r, p))
 	}
 	if err := tw.Flush(); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(w, r.LastLine())
 	return err
+}
+
+// describe says what is worth knowing of a plugin beside what was done.
+func describe(r *stage.Report, p stage.Result) string {
+	switch {
+	case p.Action == stage.Failed:
+		return p.Cause
+	case r.Outcome == stage.Planned:
+		return p.Found.String()
+	case p.Action != stage.Replaced:
+		return ""
+	case p.Original != "":
+		return fmt.Sprintf("was %s, kept as %s", p.Found, path.Join(r.BinDir, p.Original))
+	}
+	return fmt.Sprintf("was %s, not kept", p.Found)
+}
+
+func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }
+
+// tableRow writes a row whose last cell may be empty, without trailing spaces.
+func tableRow(tw *tabwriter.Writer, cells ...string) {
+	if n := len(cells) - 1; cells[n] == "" {
+		cells = cells[:n]
+	}
+	fmt.Fprintln(tw, strings.Join(cells, "\t"))
 }
 
 func writeJSON(w io.Writer, v any) error {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -60,7 +59,7 @@ func runVerify(ctx context.Context, streams cli.Streams, dir string, o stage.Opt
 }
 
 func writeVerdict(w io.Writer, v *stage.Verdict) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	tw := newTable(w)
 	right := 0
 	for _, c := range v.Plugins {
 		word := "wrong"
@@ -68,7 +67,7 @@ func writeVerdict(w io.Writer, v *stage.Verdict) error {
 			word = "ok"
 			right++
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\n", c.Name, word, c.Cause)
+		tableRow(tw, c.Name, word, c.Cause)
 	}
 	if err := tw.Flush(); err != nil {
 		return err
