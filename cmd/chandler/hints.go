@@ -44,7 +44,9 @@ func hints(r *stage.Report, o stage.Options) []string {
 			add("%s is read-only here; in a pod, the volume mount must not be readOnly", r.BinDir)
 		case errors.Is(p.Err, syscall.EPERM) && immutable(o.BinDir, p.Name):
 			add("%s is immutable; chattr -i lets it be replaced", p.Name)
-		case errors.Is(p.Err, fs.ErrPermission):
+		case errors.Is(p.Err, syscall.EPERM) && immutable(o.BinDir, "."):
+			add("%s is immutable; chattr -i lets it be written to", r.BinDir)
+		case errors.Is(p.Err, syscall.EACCES):
 			if h := permissionHint(r.BinDir, o.BinDir); h != "" {
 				add("%s", h)
 			}

@@ -205,6 +205,9 @@ func (r *run) begin(storeErr error) error {
 	if storeErr != nil || !locked {
 		return nil
 	}
+	if err := r.store.tighten(); err != nil {
+		r.warn("%s stays open to others: %s", storeName, errnoText(err))
+	}
 	if err := r.store.settleSwaps(r.ctx); err != nil {
 		r.warn("an interrupted run's original could not be filed: %s", errnoText(err))
 	}

@@ -45,6 +45,8 @@ const (
 	unreadDigest = "unread" // stands for the digest of an original that could not be read, or was too large to
 
 	keepOriginals = 3 // a name
+
+	storePerm fs.FileMode = 0o700
 )
 
 // store is the open folder. Its own directories are opened, and made, when they are first needed: a run that changes
@@ -71,17 +73,24 @@ type OwnerError struct {
 }
 
 func (e *OwnerError) Error() string {
-	return fmt.Sprintf("%s belongs to uid %d, not to this process (uid %d)", e.Path, e.UID, os.Geteuid())
+	return fmt.Sprintf("belongs to uid %d, not to this process (uid %d)", e.UID, os.Geteuid())
 }
 
+// storeError says that the folder, and not a plugin's own file, is in the way.
+type storeError struct{ err error }
+
+func (e *storeError) Error() string { return storeName + ": " + errnoText(e.err) }
+func (e *storeError) Unwrap() error { return e.err }
+
+// openStore opens the folder if there is one. It changes nothing. The store is to be closed also when there is an error.
 func openStore(bin *hostdir.Dir) (*store, error) {
 	s := &store{bin: bin, slots: make(map[string]*hostdir.Dir), marks: make(map[string]bool)}
-	dir, err := s.claim(bin.Sub(storeName))
+	dir, err := claim(bin.Sub(storeName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
 	}
 	if err != nil {
-		return s, err
+		return s, &storeError{err}
 	}
 	s.dir = dir
 	staged, err := dir.Sub(stagedName)
@@ -89,18 +98,21 @@ func openStore(bin *hostdir.Dir) (*store, error) {
 		return s, nil
 	}
 	if err != nil {
-		return s, err
+		return s, &storeError{err}
 	}
 	s.staged = staged
 	names, err := staged.Names()
+	if err != nil {
+		return s, &storeError{err}
+	}
 	for _, name := range names {
 		s.marks[name] = true
 	}
-	return s, err
+	return s, nil
 }
 
-// claim makes sure that an opened folder is this user's, and nobody else's business.
-func (s *store) claim(dir *hostdir.Dir, err error) (*hostdir.Dir, error) {
+// claim makes sure that an opened folder is this user's.
+func claim(dir *hostdir.Dir, err error) (*hostdir.Dir, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -108,14 +120,23 @@ func (s *store) claim(dir *hostdir.Dir, err error) (*hostdir.Dir, error) {
 	if err == nil && e.UID != uint32(os.Geteuid()) {
 		err = &OwnerError{storeName, e.UID}
 	}
-	if err == nil && e.Perm != 0o700 {
-		err = dir.Chmod(0o700)
-	}
 	if err != nil {
 		dir.Close()
 		return nil, err
 	}
 	return dir, nil
+}
+
+// tighten makes the folder nobody else's business, should somebody have opened it up.
+func (s *store) tighten() error {
+	if s.dir == nil {
+		return nil
+	}
+	e, err := s.dir.Self()
+	if err == nil && e.Perm != storePerm {
+		err = s.dir.Chmod(storePerm)
+	}
+	return err
 }
 
 func (s *store) close() {
@@ -135,7 +156,7 @@ func ensure(parent *hostdir.Dir, name string) (dir *hostdir.Dir, created bool, e
 	if !errors.Is(err, fs.ErrNotExist) {
 		return dir, false, err
 	}
-	dir, err = parent.Make(name, 0o700)
+	dir, err = parent.Make(name, storePerm)
 	if errors.Is(err, fs.ErrExist) { // another run was quicker
 		dir, err = parent.Sub(name)
 		return dir, false, err
@@ -152,14 +173,14 @@ func (s *store) open(at **hostdir.Dir, name string) (*hostdir.Dir, error) {
 	}
 	if s.dir == nil {
 		dir, created, err := ensure(s.bin, storeName)
-		if dir, err = s.claim(dir, err); err != nil {
-			return nil, err
+		if dir, err = claim(dir, err); err != nil {
+			return nil, &storeError{err}
 		}
 		s.dir, s.created = dir, created
 	}
 	dir, _, err := ensure(s.dir, name)
 	if err != nil {
-		return nil, err
+		return nil, &storeError{err}
 	}
 	*at = dir
 	return dir, nil
@@ -175,7 +196,7 @@ func (s *store) runDir() (*hostdir.Dir, error) {
 	defer s.mu.Unlock()
 	for s.run == nil {
 		name := rand.Text()
-		dir, err := tmp.Make(name, 0o700)
+		dir, err := tmp.Make(name, storePerm)
 		if err != nil {
 			return nil, err
 		}
