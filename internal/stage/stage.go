@@ -293,8 +293,7 @@ func errnoText(err error) string {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return errnoText(joined.Unwrap()[0])
 	}
-	var p *fs.PathError
-	if errors.As(err, &p) {
+	if p, ok := err.(*fs.PathError); ok {
 		return p.Op + ": " + p.Err.Error()
 	}
 	return err.Error()
