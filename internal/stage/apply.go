@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/chandler-cni/chandler/internal/bundle"
@@ -25,15 +26,37 @@ func (r *run) apply() error {
 			r.warn("leftovers of this run stay: %s", errnoText(err))
 		}
 	}()
-	if err := r.write(); err != nil {
-		return err
+	for round := 1; ; round++ {
+		if err := r.write(); err != nil {
+			if round == 1 {
+				return err
+			}
+			r.failPending(err) // the bundle changed after it was checked
+		}
+		if !r.o.NoProbe {
+			r.probe()
+		}
+		if !r.publish() || !r.tryAgain() {
+			break
+		}
 	}
-	if !r.o.NoProbe {
-		r.probe()
-	}
-	r.publish()
 	r.settle()
 	return r.checkReplaced()
+}
+
+// tryAgain takes up what did not fit: publishing has made room where it replaced one of our own earlier files, so that an
+// update needs no more room than the largest plugin. It ends because each round publishes something.
+func (r *run) tryAgain() bool {
+	again := false
+	for _, p := range r.work {
+		if errors.Is(p.Err, syscall.ENOSPC) || errors.Is(p.Err, syscall.EDQUOT) {
+			if err := r.store.run.Remove(p.Plugin.Name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			p.Err, p.written, again = nil, false, true
+		}
+	}
+	return again && r.ctx.Err() == nil
 }
 
 // write brings every needed file into the run's folder: whole, checked, synced, with its final mode.
@@ -253,8 +276,8 @@ func probeFile(ctx context.Context, f *os.File, size int64, path, name string) e
 	return err
 }
 
-// publish puts every checked file in its place.
-func (r *run) publish() {
+// publish puts every checked file in its place, and says whether it did so for any.
+func (r *run) publish() (any bool) {
 	var marks []string
 	for _, p := range r.work {
 		if !p.pending() {
@@ -266,7 +289,7 @@ func (r *run) publish() {
 		}
 	}
 	if len(marks) == 0 {
-		return
+		return false
 	}
 	made, err := r.store.mark(marks...)
 	if err == nil {
@@ -275,7 +298,7 @@ func (r *run) publish() {
 	if err != nil {
 		r.store.unmark(made)
 		r.failPending(err)
-		return
+		return false
 	}
 	for _, p := range r.work {
 		if !p.pending() {
@@ -284,11 +307,12 @@ func (r *run) publish() {
 		if r.ctx.Err() != nil {
 			p.Err = errInterrupted
 		} else if p.Err = r.publishOne(p); p.Err == nil {
-			p.published = true
+			p.published, any = true, true
 			continue
 		}
 		r.store.unmark(intersect(made, p.Plugin.Name))
 	}
+	return any
 }
 
 // settle makes durable what is in place, and records what this run put there. The directory is synced also when nothing was

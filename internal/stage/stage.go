@@ -44,8 +44,8 @@ func (o Options) shown() string {
 // when Run returns. Run is idempotent: a second one finds every plugin equal and writes nothing. It may be interrupted at
 // any instant, by ctx between two steps; the next run clears up.
 //
-// The caller opened the bundle; Run checks every byte of it that it publishes. If any file that is to be written is not
-// what the manifest says, nothing is published and the report says Refused. All else that can go wrong is in the report.
+// The caller opened the bundle; Run checks every byte of it. If any file of it is not what the manifest says, nothing is
+// published and the report says Refused. All else that can go wrong is in the report.
 func Run(ctx context.Context, b *bundle.Bundle, o Options) *Report {
 	r := &Report{Outcome: Staged, Version: b.Manifest.Version, Bundle: b.Digest, BinDir: o.shown(), Plugins: []Result{}}
 	if o.DryRun {
@@ -159,7 +159,7 @@ type piece struct {
 }
 
 // pending says whether the piece is still to go on.
-func (p *piece) pending() bool { return p.Err == nil && p.Action != Unchanged }
+func (p *piece) pending() bool { return p.Err == nil && p.Action != Unchanged && !p.published }
 
 // do runs the steps in the order that the guarantees need: nothing is published before everything was checked.
 // An error means that nothing was staged.
@@ -171,6 +171,9 @@ func (r *run) do() error {
 		if err := r.begin(storeErr); err != nil {
 			return err
 		}
+	}
+	if err := r.checkBundle(); err != nil {
+		return err
 	}
 	items, err := plan(r.ctx, r.b, r.dir)
 	if err != nil {
@@ -194,6 +197,18 @@ func (r *run) do() error {
 		}
 	}
 	return nil
+}
+
+// checkBundle holds every byte of the bundle to its manifest before anything else is done: a plugin that is not to be
+// written can be the one that shows the damage, and an equal file is equal to what the manifest says.
+func (r *run) checkBundle() error {
+	files, err := r.b.Distinct()
+	if err != nil {
+		return err
+	}
+	errs := make([]error, len(files))
+	each(len(files), func(i int) { errs[i] = r.b.CheckDigest(r.ctx, files[i]) })
+	return firstError(errs)
 }
 
 // begin takes the lock and clears what earlier runs left. Neither is worth failing for.
