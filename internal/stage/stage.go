@@ -164,13 +164,19 @@ func (p *piece) pending() bool { return p.Err == nil && p.Action != Unchanged &&
 // do runs the steps in the order that the guarantees need: nothing is published before everything was checked.
 // An error means that nothing was staged.
 func (r *run) do() error {
+	locked := false
+	if !r.o.DryRun {
+		var err error
+		if locked, err = r.lock(); err != nil {
+			return err
+		}
+	}
+	// Not before the lock: while this run waited, another may have made the folder, or removed it.
 	store, storeErr := openStore(r.dir)
 	defer store.close()
 	r.store = store
-	if !r.o.DryRun {
-		if err := r.begin(storeErr); err != nil {
-			return err
-		}
+	if locked && storeErr == nil {
+		r.clear()
 	}
 	if err := r.checkBundle(); err != nil {
 		return err
@@ -211,15 +217,8 @@ func (r *run) checkBundle() error {
 	return firstError(errs)
 }
 
-// begin takes the lock and clears what earlier runs left. Neither is worth failing for.
-func (r *run) begin(storeErr error) error {
-	locked, err := r.lock()
-	if err != nil {
-		return err
-	}
-	if storeErr != nil || !locked {
-		return nil
-	}
+// clear files and removes what earlier runs left. The lock must be held. Nothing of it is worth failing for.
+func (r *run) clear() {
 	if err := r.store.tighten(); err != nil {
 		r.warn("%s stays open to others: %s", storeName, errnoText(err))
 	}
@@ -229,7 +228,6 @@ func (r *run) begin(storeErr error) error {
 	if err := r.store.clearLeftovers(); err != nil {
 		r.warn("leftovers of an earlier run stay: %s", errnoText(err))
 	}
-	return nil
 }
 
 // lockPoll is how often a held lock is tried again.

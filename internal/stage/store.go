@@ -63,7 +63,6 @@ type store struct {
 	originals *hostdir.Dir
 	staged    *hostdir.Dir
 	slots     map[string]*hostdir.Dir
-	marks     map[string]bool // names in staged when the run began
 }
 
 // OwnerError says that the folder in the bin dir belongs to somebody else, who could change what lies in it.
@@ -84,7 +83,7 @@ func (e *storeError) Unwrap() error { return e.err }
 
 // openStore opens the folder if there is one. It changes nothing. The store is to be closed also when there is an error.
 func openStore(bin *hostdir.Dir) (*store, error) {
-	s := &store{bin: bin, slots: make(map[string]*hostdir.Dir), marks: make(map[string]bool)}
+	s := &store{bin: bin, slots: make(map[string]*hostdir.Dir)}
 	dir, err := claim(bin.Sub(storeName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
@@ -101,13 +100,6 @@ func openStore(bin *hostdir.Dir) (*store, error) {
 		return s, &storeError{err}
 	}
 	s.staged = staged
-	names, err := staged.Names()
-	if err != nil {
-		return s, &storeError{err}
-	}
-	for _, name := range names {
-		s.marks[name] = true
-	}
 	return s, nil
 }
 
@@ -240,9 +232,14 @@ func (s *store) slot(name string) (*hostdir.Dir, error) {
 
 func mark(name, what string) string { return name + "@" + what }
 
-// ours says whether the file of this digest and entry under name is one that staging put there and nobody has touched.
+// ours says whether the file of this digest and entry under name is one that staging put there and nobody has touched. The
+// marks are looked up as they are now: another run may have published, and marked, since this one began.
 func (s *store) ours(name, digest string, e hostdir.Entry) bool {
-	return s.marks[mark(name, digest)] && exact(e)
+	if s.staged == nil || !exact(e) {
+		return false
+	}
+	_, err := s.staged.Stat(mark(name, digest))
+	return err == nil
 }
 
 // exact says whether a file's metadata is what staging leaves.

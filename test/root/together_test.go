@@ -118,6 +118,52 @@ func TestTwoBundlesAtOnce(t *testing.T) {
 	}
 }
 
+// The same without the lock.
+func TestTwoBundlesAtOnceWithoutTheLock(t *testing.T) {
+	dir := t.TempDir()
+	place(t, ring.older, dir, fewNames...)
+	before := make(map[string]identity)
+	for _, name := range fewNames {
+		before[name] = identify(t, filepath.Join(dir, name))
+	}
+	newer := filepath.Join(t.TempDir(), "newer")
+	if err := deriveBundle(newer, "v1.10.0", fewNames, "a newer build"); err != nil {
+		t.Fatal(err)
+	}
+	g := newGate(t, ring.few)
+	first := call{bundle: g.bundle, dir: dir}.start(t)
+	g.reached(t)
+	stage(t, newer, dir, "--lock-wait", "0s").counts(t, 0, 4, 0, 0)
+	g.open()
+	first.wait().counts(t, 1, 4, 0, 0)
+	holds(t, ring.few, dir)
+	clean(t, g.bundle, dir)
+	for _, name := range fewNames {
+		kept := originals(t, dir, name)
+		if len(kept) != 1 || identify(t, kept[0]) != before[name] {
+			t.Fatalf("%s: kept %v, want the very file that was there before both, alone", name, kept)
+		}
+	}
+}
+
+// A staging that waits for another one does not depend on what that leaves: here it is ended before it has published, and
+// takes its folder away again.
+func TestTheOneWaitedForIsEnded(t *testing.T) {
+	dir := t.TempDir()
+	g := newGate(t, ring.few)
+	first := call{bundle: g.bundle, dir: dir}.start(t)
+	g.reached(t)
+	second := call{bundle: ring.few, dir: dir}.start(t)
+	time.Sleep(300 * time.Millisecond) // it waits for the lock by now
+	first.cmd.Process.Signal(syscall.SIGTERM)
+	if o := first.wait(); o.code != 0 || len(o.failed()) != 5 {
+		t.Fatalf("exit %d\n%s", o.code, o.stderr)
+	}
+	second.wait().counts(t, 4, 0, 0, 0)
+	holds(t, ring.few, dir)
+	clean(t, ring.few, dir)
+}
+
 // The lock is not waited for beyond its time: staging goes on, says so, and clears nothing of the one that holds it.
 func TestLockHeldTooLong(t *testing.T) {
 	dir := t.TempDir()
