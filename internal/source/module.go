@@ -52,6 +52,9 @@ type Plugin struct {
 // Bundle compiles the plugins and makes the bundle at out, where nothing, or an empty directory, may stand.
 // Errors of the Go command are *GoError. When ctx ends, so does the build, and its error is the cause of that.
 func (m Module) Bundle(ctx context.Context, out string) (err error) {
+	if m.Form != Separate && m.Form != Multicall {
+		return fmt.Errorf("form %q is neither %s nor %s", m.Form, Separate, Multicall)
+	}
 	tmp, err := os.MkdirTemp("", "chandler-build-")
 	if err != nil {
 		return err
