@@ -164,13 +164,18 @@ func (p *piece) pending() bool { return p.Err == nil && p.Action != Unchanged }
 // do runs the steps in the order that the guarantees need: nothing is published before everything was checked.
 // An error means that nothing was staged.
 func (r *run) do() error {
-	store, storeErr := openStore(r.dir)
-	defer store.close()
-	r.store = store
+	locked := false
 	if !r.o.DryRun {
-		if err := r.begin(storeErr); err != nil {
+		var err error
+		if locked, err = r.lock(); err != nil {
 			return err
 		}
+	}
+	store, storeErr := openStore(r.dir, !r.o.DryRun)
+	defer store.close()
+	r.store = store
+	if locked && storeErr == nil {
+		r.clear()
 	}
 	items, err := plan(r.ctx, r.b, r.dir)
 	if err != nil {
@@ -179,10 +184,10 @@ func (r *run) do() error {
 	for _, it := range items {
 		r.work = append(r.work, &piece{Item: it})
 	}
+	if storeErr != nil {
+		r.failPending(storeErr)
+	}
 	if !r.o.DryRun {
-		if storeErr != nil {
-			r.failPending(storeErr)
-		}
 		if err := r.apply(); err != nil {
 			return err
 		}
@@ -196,22 +201,14 @@ func (r *run) do() error {
 	return nil
 }
 
-// begin takes the lock and clears what earlier runs left. Neither is worth failing for.
-func (r *run) begin(storeErr error) error {
-	locked, err := r.lock()
-	if err != nil {
-		return err
-	}
-	if storeErr != nil || !locked {
-		return nil
-	}
+// clear puts right what earlier runs left. It must hold the lock. What cannot be cleared is not worth failing for.
+func (r *run) clear() {
 	if err := r.store.settleSwaps(r.ctx); err != nil {
 		r.warn("an interrupted run's original could not be filed: %s", errnoText(err))
 	}
 	if err := r.store.clearLeftovers(); err != nil {
 		r.warn("leftovers of an earlier run stay: %s", errnoText(err))
 	}
-	return nil
 }
 
 // lockPoll is how often a held lock is tried again.
