@@ -379,16 +379,20 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
 	for range attempts {
 		err := r.dir.Exchange(slot, swap, name)
 		if errors.Is(err, errors.ErrUnsupported) {
-			return r.replace(p, slot, swap)
+			if err = r.replace(p, slot, swap); err == nil {
+				return nil
+			}
 		}
 		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+			// Marked first: once the file is in place, nothing may fail any more.
+			if _, err := r.store.mark(mark(name, absentMark)); err != nil {
+				return err
+			}
 			err = r.dir.Publish(slot, swap, name)
 			if errors.Is(err, fs.ErrExist) { // and put back
 				continue
 			}
-			if p.Action = New; err == nil {
-				_, err = r.store.mark(mark(name, absentMark))
-			}
+			p.Action = New
 			return err
 		}
 		if err != nil {
@@ -398,12 +402,12 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
 		if err != nil {
 			return err
 		}
-		if theirs.Kind == hostdir.File || theirs.Kind == hostdir.Symlink {
-			r.file(p, slot, swap)
+		if takes(theirs.Kind) {
+			r.file(p, slot, swap, !r.o.NoKeep)
 			return nil
 		}
 		// Not ours to take: back to its place. If our file is no longer there, somebody has put a third thing there that is
-		// now in our hands, and the round begins again with that.
+		// now in our hands. Nothing of ours has replaced it, so it is kept in any case.
 		if err := r.dir.Exchange(slot, swap, name); err != nil {
 			return fmt.Errorf("put back a %s: %w", theirs.Kind, err)
 		}
@@ -414,7 +418,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
 		if back.Same(ours) {
 			return &LeftError{theirs.Kind}
 		}
-		r.file(p, slot, swap)
+		r.file(p, slot, swap, true)
 		return &LeftError{theirs.Kind}
 	}
 	return errContended
@@ -429,10 +433,14 @@ func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
 	name := p.Plugin.Name
 	old := swapName(unreadDigest, r.store.runName)
 	if err := slot.Link(r.dir, name, old); err != nil {
+		// A directory has no second name.
+		if e, statErr := r.dir.Stat(name); statErr == nil && !takes(e.Kind) {
+			return &LeftError{e.Kind}
+		}
 		return err
 	}
 	e, err := slot.Stat(old)
-	if err == nil && e.Kind != hostdir.File && e.Kind != hostdir.Symlink {
+	if err == nil && !takes(e.Kind) {
 		err = &LeftError{e.Kind}
 	}
 	if err == nil {
@@ -441,15 +449,18 @@ func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
 	if err != nil {
 		return errors.Join(err, slot.Remove(old))
 	}
-	r.file(p, slot, old)
+	r.file(p, slot, old, !r.o.NoKeep)
 	return nil
 }
 
-// file puts what the exchange brought among the originals. That it could not be filed is no reason to fail: it lies in the
+// takes says whether staging takes what stands under a plugin's name.
+func takes(kind hostdir.Kind) bool { return kind == hostdir.File || kind == hostdir.Symlink }
+
+// file puts what the exchange brought among the originals, if it is to be kept. That it could not be filed is no reason to fail: it lies in the
 // folder as it is, and the next run files it.
-func (r *run) file(p *piece, slot *hostdir.Dir, swap string) {
+func (r *run) file(p *piece, slot *hostdir.Dir, swap string, keep bool) {
 	name := p.Plugin.Name
-	original, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, !r.o.NoKeep)
+	original, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, keep)
 	p.original = original
 	if err != nil {
 		r.warn("%s: what was replaced is kept as %s/%s/%s: %s", name, originalsName, name, swap, errnoText(err))

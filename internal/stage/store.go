@@ -370,7 +370,8 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 		return "", err
 	}
 	// Before the exchange it is our new file, with the digest that its name says; after it, it may be our last one.
-	unpublished := exact(e) && digest == swapDigest(swap)
+	// A digest that is not known proves nothing.
+	unpublished := exact(e) && digest == swapDigest(swap) && digest != unreadDigest
 	if !keep || unpublished || s.ours(name, digest, e) {
 		return "", slot.Remove(swap)
 	}
