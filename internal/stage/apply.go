@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/chandler-cni/chandler/internal/bundle"
@@ -493,7 +494,7 @@ func (r *run) checkReplaced() error {
 	}
 	// A container's mount always leads to the same directory; a path on the host may lead to another by now.
 	now, err := hostdir.Open(r.o.BinDir)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return replaced
 	}
 	if err != nil {

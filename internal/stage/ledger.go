@@ -103,7 +103,8 @@ func (s *store) writeLedger(data []byte) (err error) {
 	if err != nil {
 		return err
 	}
-	f, err := run.Create(ledgerName)
+	const tmp = "." + ledgerName // no plugin's name
+	f, err := run.Create(tmp)
 	if err != nil {
 		return err
 	}
@@ -113,7 +114,7 @@ func (s *store) writeLedger(data []byte) (err error) {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	if err := s.dir.Replace(run, ledgerName, ledgerName); err != nil {
+	if err := s.dir.Replace(run, tmp, ledgerName); err != nil {
 		return err
 	}
 	return s.dir.Sync()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"syscall"
@@ -115,11 +116,28 @@ func openBinDir(o Options) (*hostdir.Dir, error) {
 	return dir, nil
 }
 
-// makeBinDir makes the bin dir and what is missing above it, each with mode 0755 whatever the umask.
+// makeBinDir makes the bin dir and what is missing above it: durable, and each with mode 0755 whatever the umask.
 func makeBinDir(path string) error {
-	old := syscall.Umask(0o022)
-	defer syscall.Umask(old)
-	return os.MkdirAll(path, 0o755)
+	path = filepath.Clean(path)
+	above := filepath.Dir(path)
+	if _, err := os.Stat(above); errors.Is(err, fs.ErrNotExist) && above != path {
+		if err := makeBinDir(above); err != nil {
+			return err
+		}
+	}
+	dir, err := hostdir.Open(above)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	made, err := dir.Make(filepath.Base(path), 0o755)
+	if errors.Is(err, fs.ErrExist) { // another run was quicker
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(made.Close(), dir.Sync())
 }
 
 // refusal is the report's last line for an error that let nothing be staged, without the suffix that says so.
