@@ -19,6 +19,16 @@ import (
 	"github.com/chandler-cni/chandler/internal/plugin"
 )
 
+// Tests make these calls fail, or come in between of two of them. Nothing else sets them.
+var (
+	chmodFile = (*os.File).Chmod
+	syncFile  = (*os.File).Sync
+	closeFile = (*os.File).Close
+	syncDir   = (*hostdir.Dir).Sync
+	publish   = (*hostdir.Dir).Publish
+	exchange  = (*hostdir.Dir).Exchange
+)
+
 // apply carries out the plan. An error is the bundle's or the context's, and means that nothing was published.
 func (r *run) apply() error {
 	defer func() {
@@ -136,7 +146,7 @@ func writeFile(ctx context.Context, dir *hostdir.Dir, p bundle.Plugin, src *os.F
 		return err
 	}
 	defer func() {
-		if closeErr := dst.Close(); err == nil {
+		if closeErr := closeFile(dst); err == nil {
 			err = closeErr
 		}
 	}()
@@ -151,10 +161,10 @@ func writeFile(ctx context.Context, dir *hostdir.Dir, p bundle.Plugin, src *os.F
 	} else if err := copyHashed(ctx, dst, src, p); err != nil {
 		return err
 	}
-	if err := dst.Chmod(pluginPerm); err != nil {
+	if err := chmodFile(dst, pluginPerm); err != nil {
 		return err
 	}
-	return dst.Sync()
+	return syncFile(dst)
 }
 
 func copyHashed(ctx context.Context, dst io.Writer, src io.Reader, p bundle.Plugin) error {
@@ -271,7 +281,7 @@ func (r *run) publish() {
 	}
 	made, err := r.store.mark(marks...)
 	if err == nil {
-		err = r.store.staged.Sync()
+		err = syncDir(r.store.staged)
 	}
 	if err != nil {
 		r.store.unmark(made)
@@ -301,7 +311,7 @@ func (r *run) settle() {
 			done = append(done, p)
 		}
 	}
-	err := r.dir.Sync()
+	err := syncDir(r.dir)
 	if len(done) > 0 {
 		err = errors.Join(err, r.store.sync())
 	}
@@ -344,7 +354,7 @@ const attempts = 16
 func (r *run) publishOne(p *piece) error {
 	name := p.Plugin.Name
 	if p.Found.State == Absent {
-		err := r.dir.Publish(r.store.run, name, name)
+		err := publish(r.dir, r.store.run, name, name)
 		if !errors.Is(err, fs.ErrExist) {
 			return err
 		}
@@ -356,7 +366,7 @@ func (r *run) publishOne(p *piece) error {
 		return err
 	}
 	swap := swapName(p.Plugin.SHA256, r.store.runName)
-	if err := slot.Publish(r.store.run, name, swap); err != nil {
+	if err := publish(slot, r.store.run, name, swap); err != nil {
 		return err
 	}
 	if err := r.exchange(p, slot, swap); err != nil {
@@ -378,7 +388,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
 		return err
 	}
 	for range attempts {
-		err := r.dir.Exchange(slot, swap, name)
+		err := exchange(r.dir, slot, swap, name)
 		if errors.Is(err, errors.ErrUnsupported) {
 			if err = r.replace(p, slot, swap); err == nil {
 				return nil
@@ -389,7 +399,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
 			if _, err := r.store.mark(mark(name, absentMark)); err != nil {
 				return err
 			}
-			err = r.dir.Publish(slot, swap, name)
+			err = publish(r.dir, slot, swap, name)
 			if errors.Is(err, fs.ErrExist) { // and put back
 				continue
 			}
@@ -409,7 +419,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
 		}
 		// Not ours to take: back to its place. If our file is no longer there, somebody has put a third thing there that is
 		// now in our hands. Nothing of ours has replaced it, so it is kept in any case.
-		if err := r.dir.Exchange(slot, swap, name); err != nil {
+		if err := exchange(r.dir, slot, swap, name); err != nil {
 			return fmt.Errorf("put back a %s: %w", theirs.Kind, err)
 		}
 		back, err := slot.Stat(swap)

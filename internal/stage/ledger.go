@@ -109,13 +109,13 @@ func (s *store) writeLedger(data []byte) (err error) {
 		return err
 	}
 	if _, err = f.Write(data); err == nil {
-		err = f.Sync()
+		err = syncFile(f)
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err = errors.Join(err, closeFile(f)); err != nil {
 		return err
 	}
 	if err := s.dir.Replace(run, tmp, ledgerName); err != nil {
 		return err
 	}
-	return s.dir.Sync()
+	return syncDir(s.dir)
 }

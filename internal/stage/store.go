@@ -382,7 +382,7 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 	kept := parseOriginals(files)
 	for n := nextNumber(kept); ; n++ {
 		file := fmt.Sprintf("%d-%s", n, digest)
-		err := slot.Publish(slot, swap, file)
+		err := publish(slot, slot, swap, file)
 		if errors.Is(err, fs.ErrExist) { // an unlocked run was here
 			continue
 		}
@@ -486,11 +486,11 @@ func (r *reader) Read(p []byte) (int, error) {
 func (s *store) sync() error {
 	var errs []error
 	for _, d := range s.slots {
-		errs = append(errs, d.Sync())
+		errs = append(errs, syncDir(d))
 	}
 	for _, d := range []*hostdir.Dir{s.originals, s.dir} {
 		if d != nil {
-			errs = append(errs, d.Sync())
+			errs = append(errs, syncDir(d))
 		}
 	}
 	return errors.Join(errs...)
