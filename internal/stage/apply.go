@@ -365,13 +365,21 @@ func (r *run) publishOne(p *piece) error {
 	if err != nil {
 		return err
 	}
+	ours, err := r.store.run.Stat(name)
+	if err != nil {
+		return err
+	}
 	swap := swapName(p.Plugin.SHA256, r.store.runName)
 	if err := publish(slot, r.store.run, name, swap); err != nil {
 		return err
 	}
-	if err := r.exchange(p, slot, swap); err != nil {
-		// Ours, still, since nothing was exchanged.
-		if rmErr := slot.Remove(swap); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
+	if err := r.exchange(p, slot, swap, ours); err != nil {
+		// Only our own file is removed. Whatever else could lie there after an error is the next run's to file.
+		e, rmErr := slot.Stat(swap)
+		if rmErr == nil && e.Same(ours) {
+			rmErr = slot.Remove(swap)
+		}
+		if rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
 			r.warn("leftover %s/%s stays: %s", name, swap, errnoText(rmErr))
 		}
 		return err
@@ -381,12 +389,8 @@ func (r *run) publishOne(p *piece) error {
 
 // exchange swaps our file, which lies in slot as swap, with what stands under the name. If that turns out to be nothing that
 // staging may take, it is swapped back.
-func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
+func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.Entry) error {
 	name := p.Plugin.Name
-	ours, err := slot.Stat(swap)
-	if err != nil {
-		return err
-	}
 	for range attempts {
 		err := exchange(r.dir, slot, swap, name)
 		if errors.Is(err, errors.ErrUnsupported) {
@@ -411,7 +415,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
 		}
 		theirs, err := slot.Stat(swap)
 		if err != nil {
-			return err
+			return &stuckError{name, swap, err}
 		}
 		if takes(theirs.Kind) {
 			r.file(p, slot, swap, !r.o.NoKeep)
@@ -420,7 +424,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
 		// Not ours to take: back to its place. If our file is no longer there, somebody has put a third thing there that is
 		// now in our hands. Nothing of ours has replaced it, so it is kept in any case.
 		if err := exchange(r.dir, slot, swap, name); err != nil {
-			return fmt.Errorf("put back a %s: %w", theirs.Kind, err)
+			return &stuckError{name, swap, err}
 		}
 		back, err := slot.Stat(swap)
 		if err != nil {
@@ -434,6 +438,17 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
 	}
 	return errContended
 }
+
+// stuckError says that what stood under a name was taken, may have to go back, and could not.
+type stuckError struct {
+	name, swap string
+	err        error
+}
+
+func (e *stuckError) Error() string {
+	return fmt.Sprintf("%s; what stood there lies in %s/%s/%s/%s", errnoText(e.err), storeName, originalsName, e.name, e.swap)
+}
+func (e *stuckError) Unwrap() error { return e.err }
 
 // errContended says that a name changed at every attempt to take it.
 var errContended = errors.New("replaced by another program at every attempt")

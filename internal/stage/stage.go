@@ -284,13 +284,18 @@ func (p *piece) result() Result {
 
 // cause is the error in the words of the report: the operation and the errno, and what became of the old file.
 func (p *piece) cause() string {
-	text := errnoText(p.Err)
 	var left *LeftError
 	var undurable *undurableError
+	var stuck *stuckError
 	switch {
-	case errors.As(p.Err, &left), errors.As(p.Err, &undurable):
-		return text
+	case errors.As(p.Err, &left):
+		return left.Error()
+	case errors.As(p.Err, &undurable):
+		return undurable.Error()
+	case errors.As(p.Err, &stuck):
+		return stuck.Error()
 	}
+	text := errnoText(p.Err)
 	switch p.Found.State {
 	case Equal, Different, Unreadable:
 		return text + "; the old file was kept"
