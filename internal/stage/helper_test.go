@@ -376,4 +376,3 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 	t.Fatalf("never: %s", what)
 }
-
