@@ -97,9 +97,8 @@ func runStage(ctx context.Context, streams cli.Streams, f stageFlags) error {
 	}
 	report := stageBundle(ctx, f)
 	report.Hints = hints(report, f.options)
-	if err := writeReport(streams.Out, report, f.output); err != nil {
-		return err
-	}
+	// A result that cannot be written does not change what was done, nor keep it from being told elsewhere.
+	lost := writeReport(streams.Out, report, f.output)
 	text := report.Text()
 	if report.Outcome == stage.Skipped || !report.Complete() || len(report.Warnings) > 0 {
 		fmt.Fprint(streams.Err, text)
@@ -107,8 +106,11 @@ func runStage(ctx context.Context, streams cli.Streams, f stageFlags) error {
 	if !f.options.DryRun {
 		writeTermination(streams, f.termination, report.TextWithin(stage.TextLimit))
 	}
+	if lost != nil {
+		fmt.Fprintln(streams.Err, "chandler: write the result:", lost)
+	}
 	var binDir *stage.BinDirError
-	if errors.As(report.Err, &binDir) || f.strict && !report.Complete() {
+	if lost != nil || errors.As(report.Err, &binDir) || f.strict && !report.Complete() {
 		return failed()
 	}
 	return nil

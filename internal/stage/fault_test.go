@@ -349,7 +349,7 @@ func TestFaultOfPermission(t *testing.T) {
 		bin := t.TempDir()
 		t.Cleanup(func() { os.Chmod(bin, 0o755) })
 		write(t, filepath.Join(bin, "bridge"), "theirs", 0o755)
-		text := "mkdir: permission denied"
+		text := ".chandler: mkdir: permission denied"
 		if staged {
 			stage(t, packed(t, "v0", ref("bridge", "v0")), Options{BinDir: bin})
 			text = "rename: permission denied"
