@@ -149,9 +149,6 @@ merged in. Objects are changed where they are; nothing is printed.
 {{- end -}}
 
 {{- range $container := $pod.containers -}}
-{{- if ne .name "kube-multus" -}}
-{{- fail (printf "upstream's manifest: container %s is unknown; the chart has to learn whether the image carries what it runs, and its memory" .name) -}}
-{{- end -}}
 {{- include "multus.container" (dict "container" . "s" $s "memory" $s.memory.daemon) -}}
 {{- range .volumeMounts -}}
 {{- if eq .name "cni" -}}
@@ -179,9 +176,6 @@ merged in. Objects are changed where they are; nothing is printed.
 
 {{- $init := list -}}
 {{- range $container := $pod.initContainers -}}
-{{- if ne .name "install-multus-binary" -}}
-{{- fail (printf "upstream's manifest: init container %s is unknown; the chart has to learn whether the image carries what it runs, and its memory" .name) -}}
-{{- end -}}
 {{- include "multus.container" (dict "container" . "s" $s "memory" $s.memory.installMultusBinary) -}}
 {{- range .volumeMounts -}}
 {{- if eq .name "cnibin" -}}{{- $_ := set . "mountPath" (printf "/host%s" $s.binDir) -}}{{- end -}}

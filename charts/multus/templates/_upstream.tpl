@@ -20,17 +20,29 @@ and "byName", the same under KIND/NAME. It stops the render if anything that fil
 {{- $_ := set $out "objects" $objects -}}
 {{- $_ := set $out "byName" $byName -}}
 {{- range $root.Files.Get "files/relied-on.yaml" | fromYamlArray -}}
-{{- $found := dict -}}
+{{- $found := dict "ok" false -}}
 {{- if hasKey $byName .object -}}
 {{- include "multus.find" (dict "at" (get $byName .object) "path" .path "out" $found) -}}
 {{- end -}}
-{{- if not $found.ok -}}
+{{- if .absent -}}
+{{- if $found.ok -}}
+{{- fail (printf "upstream's manifest: %s is new; the chart cannot have it (%s)" .what .for) -}}
+{{- end -}}
+{{- else if not $found.ok -}}
 {{- fail (printf "upstream's manifest: %s is missing; the chart relies on it (%s)" .what .for) -}}
+{{- else if .only -}}
+{{- $entry := . -}}
+{{- range $found.value -}}
+{{- if not (has .name $entry.only) -}}
+{{- fail (printf "upstream's manifest: %s %s is new; the chart does not know it (%s)" $entry.what .name $entry.for) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* multus.find, of (dict "at" OBJECT "path" STEPS "out" DICT), sets "ok" in DICT if the steps of files/relied-on.yaml lead somewhere. */ -}}
+{{- /* multus.find, of (dict "at" OBJECT "path" STEPS "out" DICT), sets "ok" in DICT if the steps, as
+files/relied-on.yaml spells them, lead somewhere, and "value" to what is there. */ -}}
 {{- define "multus.find" -}}
 {{- $at := .at -}}
 {{- $ok := true -}}
@@ -66,4 +78,5 @@ and "byName", the same under KIND/NAME. It stops the render if anything that fil
 {{- end -}}
 {{- end -}}
 {{- $_ := set .out "ok" $ok -}}
+{{- $_ := set .out "value" $at -}}
 {{- end -}}
