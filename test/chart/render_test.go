@@ -24,10 +24,7 @@ const chartsDir = "../../charts"
 // load reads a chart from the checkout, with files of it replaced.
 func load(t testing.TB, name string, replaced map[string]string) *chartv2.Chart {
 	t.Helper()
-	c, err := loader.LoadDir(filepath.Join(chartsDir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := loadDir(t, filepath.Join(chartsDir, name))
 	if len(replaced) == 0 {
 		return c
 	}
@@ -44,7 +41,17 @@ func load(t testing.TB, name string, replaced map[string]string) *chartv2.Chart 
 	for name := range left {
 		t.Fatalf("the chart has no file %s", name)
 	}
-	if c, err = loader.LoadFiles(files); err != nil {
+	c, err := loader.LoadFiles(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func loadDir(t testing.TB, dir string) *chartv2.Chart {
+	t.Helper()
+	c, err := loader.LoadDir(dir)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -112,7 +119,7 @@ func (r release) refused(t testing.TB, values string) string {
 	t.Helper()
 	text, err := r.render(t, values)
 	if err == nil {
-		t.Fatalf("rendered, and should not have:\nvalues:\n%s\n%s", values, text)
+		t.Fatalf("rendered %d bytes, and should not have:\n%s", len(text), values)
 	}
 	return err.Error()
 }
