@@ -16,7 +16,7 @@ A DaemonSet of this very name is left to Helm, which refuses it or, with --take-
 {{- $multus := false -}}
 {{- $pod := .spec.template.spec -}}
 {{- range concat ($pod.containers | default list) ($pod.initContainers | default list) -}}
-{{- $image := regexReplaceAll "[:@].*$" (.image | default "" | splitList "/" | last) "" -}}
+{{- $image := regexReplaceAll "[:@].*$" (.image | default "" | toString | splitList "/" | last) "" -}}
 {{- $words := join " " (concat (.command | default list) (.args | default list)) -}}
 {{- if or (regexMatch "(^|-)multus(-cni|-thick|-thin)?$" $image) (regexMatch "multus-daemon|install_multus|thin_entrypoint" $words) -}}
 {{- $multus = true -}}
