@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"syscall"
@@ -115,11 +116,28 @@ func openBinDir(o Options) (*hostdir.Dir, error) {
 	return dir, nil
 }
 
-// makeBinDir makes the bin dir and what is missing above it, each with mode 0755 whatever the umask.
+// makeBinDir makes the bin dir and what is missing above it: durable, and each with mode 0755 whatever the umask.
 func makeBinDir(path string) error {
-	old := syscall.Umask(0o022)
-	defer syscall.Umask(old)
-	return os.MkdirAll(path, 0o755)
+	path = filepath.Clean(path)
+	above := filepath.Dir(path)
+	if _, err := os.Stat(above); errors.Is(err, fs.ErrNotExist) && above != path {
+		if err := makeBinDir(above); err != nil {
+			return err
+		}
+	}
+	dir, err := hostdir.Open(above)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	made, err := dir.Make(filepath.Base(path), 0o755)
+	if errors.Is(err, fs.ErrExist) { // another run was quicker
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(made.Close(), dir.Sync())
 }
 
 // refusal is the report's last line for an error that let nothing be staged, without the suffix that says so.
@@ -171,8 +189,7 @@ func (r *run) do() error {
 			return err
 		}
 	}
-	// Not before the lock: while this run waited, another may have made the folder, or removed it.
-	store, storeErr := openStore(r.dir)
+	store, storeErr := openStore(r.dir, !r.o.DryRun)
 	defer store.close()
 	r.store = store
 	if locked && storeErr == nil {
@@ -188,10 +205,10 @@ func (r *run) do() error {
 	for _, it := range items {
 		r.work = append(r.work, &piece{Item: it})
 	}
+	if storeErr != nil {
+		r.failPending(storeErr)
+	}
 	if !r.o.DryRun {
-		if storeErr != nil {
-			r.failPending(storeErr)
-		}
 		if err := r.apply(); err != nil {
 			return err
 		}
@@ -217,11 +234,8 @@ func (r *run) checkBundle() error {
 	return firstError(errs)
 }
 
-// clear files and removes what earlier runs left. The lock must be held. Nothing of it is worth failing for.
+// clear puts right what earlier runs left. It must hold the lock. What cannot be cleared is not worth failing for.
 func (r *run) clear() {
-	if err := r.store.tighten(); err != nil {
-		r.warn("%s stays open to others: %s", storeName, errnoText(err))
-	}
 	if err := r.store.settleSwaps(r.ctx); err != nil {
 		r.warn("an interrupted run's original could not be filed: %s", errnoText(err))
 	}
@@ -285,13 +299,18 @@ func (p *piece) result() Result {
 
 // cause is the error in the words of the report: the operation and the errno, and what became of the old file.
 func (p *piece) cause() string {
-	text := errnoText(p.Err)
 	var left *LeftError
 	var undurable *undurableError
+	var stuck *stuckError
 	switch {
-	case errors.As(p.Err, &left), errors.As(p.Err, &undurable):
-		return text
+	case errors.As(p.Err, &left):
+		return left.Error()
+	case errors.As(p.Err, &undurable):
+		return undurable.Error()
+	case errors.As(p.Err, &stuck):
+		return stuck.Error()
 	}
+	text := errnoText(p.Err)
 	switch p.Found.State {
 	case Equal, Different, Unreadable:
 		return text + "; the old file was kept"
