@@ -92,19 +92,48 @@ func (r *run) write() error {
 		r.failPending(err)
 		return nil
 	}
+	if r.o.Layout == Linked {
+		first = r.linkInPlace(run, first)
+	}
 	damage := make([]error, len(r.work))
 	each(len(first), func(i int) { damage[i] = r.writeOne(run, first[i], nil) })
 	if err := firstError(damage); err != nil {
 		return err
 	}
 	each(len(rest), func(i int) {
-		from := leaders[rest[i].Plugin.SHA256]
-		if !from.written {
-			from = nil
+		p, from := rest[i], leaders[rest[i].Plugin.SHA256]
+		switch {
+		case !from.written:
+			damage[i] = r.writeOne(run, p, nil)
+		case r.o.Layout == Linked:
+			if p.Err = run.Link(run, from.Plugin.Name, p.Plugin.Name); p.Err == nil {
+				p.written = true
+			}
+		default:
+			damage[i] = r.writeOne(run, p, from)
 		}
-		damage[i] = r.writeOne(run, rest[i], from)
 	})
 	return firstError(damage)
+}
+
+// linkInPlace gives the pieces whose file is in place under another name a link to it, and returns the others. The link has
+// to be to the very file that was compared.
+func (r *run) linkInPlace(run *hostdir.Dir, pieces []*piece) (others []*piece) {
+	for _, p := range pieces {
+		if p.linkTo == nil {
+			others = append(others, p)
+			continue
+		}
+		p.Err = run.Link(r.dir, p.linkTo.Plugin.Name, p.Plugin.Name)
+		if p.Err == nil {
+			var e hostdir.Entry
+			if e, p.Err = run.Stat(p.Plugin.Name); p.Err == nil && !e.Same(p.linkTo.entry) {
+				p.Err = errContended
+			}
+		}
+		p.written = p.Err == nil
+	}
+	return others
 }
 
 // writeOne writes the file of p, from the bundle or as a copy of a piece already checked. What is wrong on the bin dir's
@@ -320,7 +349,7 @@ func (r *run) publish() (any bool) {
 			p.published, any = true, true
 			continue
 		}
-		r.store.unmark(intersect(made, p.Plugin.Name))
+		r.store.unmark(marksOf(made, p.Plugin.Name))
 	}
 	return any
 }
@@ -351,8 +380,8 @@ func (r *run) settle() {
 	}
 }
 
-// intersect returns the marks of made that speak of the plugin name.
-func intersect(made []string, name string) []string {
+// marksOf returns the marks of made that speak of the plugin name.
+func marksOf(made []string, name string) []string {
 	var of []string
 	for _, m := range made {
 		if len(m) > len(name) && m[:len(name)+1] == mark(name, "") {
@@ -505,8 +534,8 @@ func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
 // takes says whether staging takes what stands under a plugin's name.
 func takes(kind hostdir.Kind) bool { return kind == hostdir.File || kind == hostdir.Symlink }
 
-// file puts what the exchange brought among the originals, if it is to be kept. That it could not be filed is no reason to fail: it lies in the
-// folder as it is, and the next run files it.
+// file puts what the exchange brought among the originals, if it is to be kept. That it could not be filed is no reason to
+// fail: it lies in the folder as it is, and the next run files it.
 func (r *run) file(p *piece, slot *hostdir.Dir, swap string, keep bool) {
 	name := p.Plugin.Name
 	original, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, keep)

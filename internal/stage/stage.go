@@ -30,8 +30,19 @@ type Options struct {
 	DryRun       bool          // plan and report, change nothing
 	NoProbe      bool          // do not run what is about to be published
 	NoKeep       bool          // do not keep what is replaced
+	Layout       Layout        // how names of one digest lie in the bin dir; Separate if empty
 	LockWait     time.Duration // how long to wait for another staging
 }
+
+// Layout says how the names of one executable lie in the bin dir.
+type Layout string
+
+const (
+	// Separate gives each name a file of its own: a program that writes into one in place damages that one alone.
+	Separate Layout = "separate"
+	// Linked makes the names of one digest hard links to one file, for small disks and tmpfs where nobody else writes.
+	Linked Layout = "linked"
+)
 
 func (o Options) shown() string {
 	if o.ShownAs != "" {
@@ -198,7 +209,7 @@ func (r *run) do() error {
 	if err := r.checkBundle(); err != nil {
 		return err
 	}
-	items, err := plan(r.ctx, r.b, r.dir)
+	items, err := plan(r.ctx, r.b, r.dir, r.o.Layout)
 	if err != nil {
 		return err
 	}
