@@ -194,14 +194,13 @@ func ParseText(text string) (*Summary, error) {
 	}
 	// The causes come in the order of the names, each with its name, so that no cause can pass for another line.
 	for i := range s.Failed {
-		if len(lines) == 0 || lines[0] == cutNotice {
+		if len(lines) > 0 && lines[0] == cutNotice {
 			break
 		}
-		cause, ok := strings.CutPrefix(lines[0], s.Failed[i].Name+": ")
-		if !ok {
+		if len(lines) == 0 || !strings.HasPrefix(lines[0], s.Failed[i].Name+": ") {
 			return nil, fmt.Errorf("parse report: no cause for %s", s.Failed[i].Name)
 		}
-		s.Failed[i].Cause, lines = cause, lines[1:]
+		s.Failed[i].Cause, lines = lines[0][len(s.Failed[i].Name)+2:], lines[1:]
 	}
 	for _, l := range lines {
 		if w, ok := strings.CutPrefix(l, warningPrefix); ok && len(s.Hints) == 0 {
