@@ -3,6 +3,7 @@ module github.com/chandler-cni/chandler
 go 1.26.0
 
 require (
+	github.com/google/go-cmp v0.7.0
 	github.com/spf13/cobra v1.10.2
 	golang.org/x/sys v0.50.0
 )
