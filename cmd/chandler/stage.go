@@ -97,15 +97,16 @@ func runStage(ctx context.Context, streams cli.Streams, f stageFlags) error {
 	}
 	report := stageBundle(ctx, f)
 	report.Hints = hints(report, f.options)
-	if err := writeReport(streams.Out, report, f.output); err != nil {
-		return err
-	}
-	text := report.Text()
-	if report.Outcome == stage.Skipped || !report.Complete() || len(report.Warnings) > 0 {
-		fmt.Fprint(streams.Err, text)
-	}
+	// The termination log first: what was done is done, whoever reads the result or has gone away.
 	if !f.options.DryRun {
 		writeTermination(streams, f.termination, report.TextWithin(stage.TextLimit))
+	}
+	if report.Outcome == stage.Skipped || !report.Complete() || len(report.Warnings) > 0 {
+		fmt.Fprint(streams.Err, report.Text())
+	}
+	if err := writeReport(streams.Out, report, f.output); err != nil {
+		fmt.Fprintln(streams.Err, "chandler: the result could not be written:", err)
+		return failed()
 	}
 	var binDir *stage.BinDirError
 	if errors.As(report.Err, &binDir) || f.strict && !report.Complete() {
