@@ -115,6 +115,9 @@ func runStage(ctx context.Context, streams cli.Streams, f stageFlags) error {
 	return nil
 }
 
+// stageRun is what tests make panic.
+var stageRun = stage.Run
+
 func stageBundle(ctx context.Context, f stageFlags) *stage.Report {
 	b, err := bundle.Open(f.bundle)
 	shown := f.options.ShownAs
@@ -130,7 +133,7 @@ func stageBundle(ctx context.Context, f stageFlags) *stage.Report {
 		return stage.RefuseFor(shown, err)
 	}
 	defer b.Close()
-	return stage.Run(ctx, b, f.options)
+	return stageRun(ctx, b, f.options)
 }
 
 // writeReport writes the result: a line a plugin and the last line of the report's text, or the whole as JSON.
@@ -138,7 +141,7 @@ func writeReport(w io.Writer, r *stage.Report, output string) error {
 	if output == "json" {
 		return writeJSON(w, r)
 	}
-	if r.Outcome == stage.Skipped || r.Outcome == stage.Refused {
+	if r.Outcome != stage.Staged && r.Outcome != stage.Planned {
 		return nil // said on stderr: there is no result
 	}
 	tw := newTable(w)

@@ -62,7 +62,7 @@ func TestText(t *testing.T) {
 		"interrupted; nothing was staged\n":                                       RefuseFor("", fmt.Errorf("plan: %w", context.Canceled)),
 		"bin dir /b: open: permission denied; nothing was staged\n": RefuseFor("", &BinDirError{"/b",
 			&fs.PathError{Op: "open", Path: "/x", Err: syscall.EACCES}}),
-		`panic: a\nb; nothing was staged` + "\n": Refuse("", "panic: a\nb"),
+		`panic: a\nb; staging broke off` + "\n": Break("", "panic: a\nb"),
 	} {
 		if got := r.Text(); got != want {
 			t.Errorf("said %q, want %q", got, want)
@@ -76,7 +76,7 @@ func TestComplete(t *testing.T) {
 		want bool
 	}{
 		{reportOf(1, 1, 1), true}, {reportOf(0, 0, 0), true}, {reportOf(5, 0, 0, "a", "b"), false},
-		{Skip("", "x"), true}, {Refuse("", "x"), false},
+		{Skip("", "x"), true}, {Refuse("", "x"), false}, {Break("", "x"), false},
 	} {
 		if got := test.r.Complete(); got != test.want {
 			t.Errorf("%s: %t", test.r.Text(), got)
@@ -110,7 +110,7 @@ func summaryOf(r *Report) *Summary {
 	for _, h := range r.Hints {
 		s.Hints = append(s.Hints, oneLine(h))
 	}
-	if r.Outcome == Skipped || r.Outcome == Refused {
+	if r.Outcome != Staged && r.Outcome != Planned {
 		s.Message = oneLine(r.Message)
 		return s
 	}
@@ -188,7 +188,7 @@ func TestParseText(t *testing.T) {
 	odd.BinDir = "/a b: 1 new, 2 replaced, 3 unchanged) into /c: 4 new"
 	for _, r := range []*Report{
 		reportOf(0, 0, 0), reportOf(3, 2, 1), full, odd, reportOf(0, 0, 0, "a", "x\ny\x1b[1m"),
-		Skip("/b", "no bundle at /a; nothing was staged"), Refuse("/b", "x; skipping staging"), Refuse("", ""),
+		Skip("/b", "no bundle at /a; nothing was staged"), Refuse("/b", "x; skipping staging"), Refuse("", ""), Break("", "y; nothing was staged"),
 	} {
 		checkRoundTrip(t, r)
 		for limit := range len(r.Text()) + 2 {
@@ -259,7 +259,7 @@ func FuzzReport(f *testing.F) {
 		}
 		r := reportOf(int(n>>4), int(n>>2&3), int(n&3), failures...)
 		r.Warnings, r.Hints = []string{warning}, []string{hint, hint}
-		switch outcome % 4 {
+		switch outcome % 5 {
 		case 1:
 			r.Outcome = Planned
 		case 2:
@@ -267,6 +267,8 @@ func FuzzReport(f *testing.F) {
 			r.Warnings = []string{warning}
 		case 3:
 			r = Skip(path, cause1)
+		case 4:
+			r = Break(path, cause1)
 		}
 		if r.Outcome == Staged || r.Outcome == Planned {
 			r.BinDir = "/" + path
