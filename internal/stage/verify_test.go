@@ -69,7 +69,7 @@ func TestVerify(t *testing.T) {
 // What has the right digest and does not run is wrong, unless the probe is left out.
 func TestVerifyRuns(t *testing.T) {
 	bin := t.TempDir()
-	b := packed(t, "v1", file{"p", bundle.Main, plugintest.ELF(nodeArch, "", 4, "")})
+	b := packed(t, "v1", file{"p", bundle.Main, plugintest.Answering(nodeArch, "", 4, "")})
 	stage(t, b, Options{BinDir: bin, NoProbe: true})
 	v, err := Verify(t.Context(), b, Options{BinDir: bin})
 	if err != nil || v.OK() || !strings.Contains(v.Plugins[0].Cause, "exit status 4") {
