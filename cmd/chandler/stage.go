@@ -81,15 +81,22 @@ func addTarget(cmd *cobra.Command, bundle *string, o *stage.Options, output *str
 	flags.StringVarP(output, "output", "o", "text", "text or json")
 }
 
-func checkOutput(output string) error {
-	if output != "text" && output != "json" {
+// checkTarget checks what addTarget added. An empty path is most often a variable that was not set; it must not pass for a
+// bundle that is not there.
+func checkTarget(bundle, binDir, output string) error {
+	switch {
+	case bundle == "":
+		return cli.UsageError("--bundle: want a directory")
+	case binDir == "":
+		return cli.UsageError("--bin-dir: want a directory")
+	case output != "text" && output != "json":
 		return cli.UsageError("--output %q: want text or json", output)
 	}
 	return nil
 }
 
 func runStage(ctx context.Context, streams cli.Streams, f stageFlags) error {
-	if err := checkOutput(f.output); err != nil {
+	if err := checkTarget(f.bundle, f.options.BinDir, f.output); err != nil {
 		return err
 	}
 	if f.options.LockWait < 0 {

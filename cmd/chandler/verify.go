@@ -35,7 +35,7 @@ whether it runs. Every byte is read; nothing is changed.
 }
 
 func runVerify(ctx context.Context, streams cli.Streams, dir string, o stage.Options, output string) error {
-	if err := checkOutput(output); err != nil {
+	if err := checkTarget(dir, o.BinDir, output); err != nil {
 		return err
 	}
 	b, err := bundle.Open(dir)
