@@ -84,7 +84,22 @@ func addTarget(cmd *cobra.Command, bundle *string, o *stage.Options, output *str
 	cli.Output(cmd, output)
 }
 
+// checkTarget checks what addTarget added. An empty path is most often a variable that was not set; it must not pass for a
+// bundle that is not there.
+func checkTarget(bundle, binDir string) error {
+	switch {
+	case bundle == "":
+		return cli.UsageError("--bundle: want a directory")
+	case binDir == "":
+		return cli.UsageError("--bin-dir: want a directory")
+	}
+	return nil
+}
+
 func runStage(ctx context.Context, streams cli.Streams, f stageFlags) error {
+	if err := checkTarget(f.bundle, f.options.BinDir); err != nil {
+		return err
+	}
 	if f.options.LockWait < 0 {
 		return cli.UsageError("--lock-wait %s: want no less than 0", f.options.LockWait)
 	}
