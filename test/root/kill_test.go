@@ -300,7 +300,8 @@ func TestTerminatedInTheMiddle(t *testing.T) {
 		first := call{bundle: g.bundle, dir: dir}.start(t)
 		g.reached(t)
 		second := call{bundle: ring.bundle, dir: dir}.start(t)
-		time.Sleep(200 * time.Millisecond)
+		eventually(t, "the program handles signals", func() bool { return handlesTerm(second.cmd.Process.Pid) })
+		time.Sleep(100 * time.Millisecond)
 		second.cmd.Process.Signal(syscall.SIGTERM)
 		o := second.wait()
 		if o.code != 0 || o.log != "interrupted; nothing was staged\n" {
