@@ -170,7 +170,7 @@ func withFolders(entries []entry) ([]entry, error) {
 				byPath[dir] = folder(dir, 0o755)
 			}
 		}
-		if same := byPath[e.same]; e.same != "" && (same.same != "" || !same.mode.IsRegular() || e.same > e.path) {
+		if same, ok := byPath[e.same]; e.same != "" && (!ok || same.same != "" || !same.mode.IsRegular() || e.same > e.path) {
 			return nil, fmt.Errorf("/%s is a link to /%s, which is no file before it", e.path, e.same)
 		}
 	}
