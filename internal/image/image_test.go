@@ -4,8 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"debug/elf"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,20 +26,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 
 	"github.com/chandler-cni/chandler/internal/bundle"
+	"github.com/chandler-cni/chandler/internal/plugin/plugintest"
 )
 
-// fakeELF is as much of a static executable as is looked at without running it.
-func fakeELF(arch, says string) []byte {
-	machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[arch]
-	var b bytes.Buffer
-	header := elf.Header64{Type: uint16(elf.ET_EXEC), Machine: uint16(machine), Version: 1,
-		Phoff: 64, Ehsize: 64, Phentsize: 56, Phnum: 1}
-	copy(header.Ident[:], elf.ELFMAG)
-	header.Ident[elf.EI_CLASS], header.Ident[elf.EI_DATA], header.Ident[elf.EI_VERSION] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), 1
-	binary.Write(&b, binary.LittleEndian, header)
-	binary.Write(&b, binary.LittleEndian, elf.Prog64{Type: uint32(elf.PT_LOAD)})
-	return append(b.Bytes(), says...)
-}
+// fakeELF is a static executable, different for each thing it says.
+func fakeELF(arch, says string) []byte { return append(plugintest.ELF(arch, ""), says...) }
 
 func write(t testing.TB, path string, data []byte, perm fs.FileMode) {
 	t.Helper()
