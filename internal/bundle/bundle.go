@@ -152,6 +152,59 @@ func (b *Bundle) OpenPlugin(p Plugin) (*os.File, error) {
 	return f, nil
 }
 
+// Distinct returns one plugin for each file of the bundle: several names may be one file.
+func (b *Bundle) Distinct() ([]Plugin, error) {
+	type inode struct{ dev, ino uint64 }
+	seen := make(map[inode]bool)
+	var distinct []Plugin
+	for _, p := range b.Manifest.Plugins {
+		e, err := b.bin.Stat(p.Name)
+		if err != nil {
+			return nil, b.Damage(p, err)
+		}
+		if at := (inode{e.Dev, e.Ino}); !seen[at] {
+			seen[at] = true
+			distinct = append(distinct, p)
+		}
+	}
+	return distinct, nil
+}
+
+// CheckDigest reads the file of p and holds its bytes to the manifest. Errors are *DamageError or the context's.
+func (b *Bundle) CheckDigest(ctx context.Context, p Plugin) error {
+	f, err := b.OpenPlugin(p)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	h := sha256.New()
+	buf := make([]byte, 64<<10)
+	var size int64
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := f.Read(buf)
+		h.Write(buf[:n])
+		if size += int64(n); size > p.Size {
+			return b.Damage(p, ErrSize)
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return b.Damage(p, err)
+		}
+	}
+	switch {
+	case size != p.Size:
+		return b.Damage(p, ErrSize)
+	case hex.EncodeToString(h.Sum(nil)) != p.SHA256:
+		return b.Damage(p, ErrDigest)
+	}
+	return nil
+}
+
 // Damage says what is wrong with the file of p.
 func (b *Bundle) Damage(p Plugin, err error) error {
 	return &DamageError{binPath(p.Name), cause(err)}
@@ -165,7 +218,7 @@ func (b *Bundle) Verify(ctx context.Context) []error {
 		if ctx.Err() != nil {
 			return append(found, ctx.Err())
 		}
-		if err := b.verifyPlugin(p); err != nil {
+		if err := b.verifyPlugin(ctx, p); err != nil {
 			found = append(found, err)
 		}
 	}
@@ -183,7 +236,10 @@ func (b *Bundle) Verify(ctx context.Context) []error {
 	return found
 }
 
-func (b *Bundle) verifyPlugin(p Plugin) error {
+func (b *Bundle) verifyPlugin(ctx context.Context, p Plugin) error {
+	if err := b.CheckDigest(ctx, p); err != nil {
+		return err
+	}
 	f, err := b.OpenPlugin(p)
 	if err != nil {
 		return err
@@ -195,16 +251,6 @@ func (b *Bundle) verifyPlugin(p Plugin) error {
 	}
 	if e.Perm != 0o755 {
 		return b.Damage(p, fmt.Errorf("mode %04o, not 0755", uint32(e.Perm)))
-	}
-	h := sha256.New()
-	n, err := io.Copy(h, f)
-	switch {
-	case err != nil:
-		return b.Damage(p, err)
-	case n != p.Size:
-		return b.Damage(p, ErrSize)
-	case hex.EncodeToString(h.Sum(nil)) != p.SHA256:
-		return b.Damage(p, ErrDigest)
 	}
 	info, err := plugin.Identify(f, p.Size)
 	if err != nil {

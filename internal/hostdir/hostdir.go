@@ -89,11 +89,16 @@ func (d *Dir) Make(name string, perm fs.FileMode) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := retry(func() error { return unix.Fchmod(sub.fd, uint32(perm)) }); err != nil {
+	if err := sub.Chmod(perm); err != nil {
 		sub.Close()
-		return nil, d.fail("chmod", name, err)
+		return nil, err
 	}
 	return sub, nil
+}
+
+// Chmod sets the directory's own permissions, whatever the umask.
+func (d *Dir) Chmod(perm fs.FileMode) error {
+	return d.fail("chmod", "", retry(func() error { return unix.Fchmod(d.fd, uint32(perm)) }))
 }
 
 // Self describes the directory itself. Nlink is 0 once it has been removed from its file system.
@@ -125,6 +130,12 @@ func (d *Dir) Readlink(name string) (string, error) {
 		return "", d.fail("readlink", name, err)
 	}
 	return string(buf[:n]), nil
+}
+
+// TargetVisible says whether the link name leads to something that can be seen from here. It is for telling, not for deciding.
+func (d *Dir) TargetVisible(name string) bool {
+	var st unix.Stat_t
+	return retry(func() error { return unix.Fstatat(d.fd, name, &st, 0) }) == nil
 }
 
 // ErrNotRegular says that a name is something other than a regular file.
@@ -276,9 +287,22 @@ func (d *Dir) RemoveAll(name string) error {
 	return d.RemoveDir(name)
 }
 
-// Sync makes the directory's names durable. The files' bytes are synced through the files.
+// Immutable says whether the file name may not be changed, renamed or removed by anybody (chattr +i), as far as the file
+// system tells.
+func (d *Dir) Immutable(name string) bool {
+	var sx unix.Statx_t
+	err := retry(func() error { return unix.Statx(d.fd, name, unix.AT_SYMLINK_NOFOLLOW, 0, &sx) })
+	return err == nil && sx.Attributes&unix.STATX_ATTR_IMMUTABLE != 0
+}
+
+// Sync makes the directory's names durable. The files' bytes are synced through the files. A file system that has nothing
+// to sync, such as a read-only image, says EINVAL.
 func (d *Dir) Sync() error {
-	return d.fail("sync", "", retry(func() error { return unix.Fsync(d.fd) }))
+	err := retry(func() error { return unix.Fsync(d.fd) })
+	if err == unix.EINVAL {
+		return nil
+	}
+	return d.fail("sync", "", err)
 }
 
 // ErrLocked says that another process holds a directory's lock.

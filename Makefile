@@ -1,0 +1,77 @@
+# Every target is one line in `make help`. Everything that is made lies in out/.
+SHELL := /bin/bash -euo pipefail
+.DEFAULT_GOAL := help
+
+OUT       := out
+GOBUILD   := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w'
+FUZZTIME  ?= 10s
+RINGS     ?= unit root
+# The modules that are ours: the root, and those whose dependencies the product does not need.
+MODULES    = $(shell git ls-files '*go.mod' | grep -v '^upstream/' | xargs -n1 dirname)
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 14
+
+.PHONY: build
+build: ## build both programs into out/
+	@mkdir -p $(OUT)
+	$(GOBUILD) -o $(OUT)/ ./cmd/chandler ./cmd/chandlerctl
+
+# The bundle's own files carry a fixed time, so a stamp says when it was made.
+$(OUT)/bundle.stamp: upstream/pins.yaml $(wildcard upstream/plugins/*) $(wildcard internal/bundle/*.go internal/source/*.go)
+	@$(MAKE) --no-print-directory build
+	rm -rf $(OUT)/bundle
+	$(OUT)/chandlerctl bundle build --out $(OUT)/bundle
+	@touch $@
+
+.PHONY: bundle
+bundle: $(OUT)/bundle.stamp ## build the 14 pinned plugins into out/bundle
+	@test -f $(OUT)/bundle/bundle.json || { rm -f $<; $(MAKE) --no-print-directory $<; }
+
+.PHONY: run
+run: build bundle ## stage the plugins into out/node and, as root, attach two network namespaces through them
+	@$(GOBUILD) -o $(OUT)/demo ./test/demo
+	@$(OUT)/demo -chandler $(OUT)/chandler -bundle $(OUT)/bundle -bin-dir $(OUT)/node/opt/cni/bin
+
+.PHONY: test
+test: packages ## run the rings of tests that take minutes; fail if one did not run
+	@test/rings $(RINGS)
+
+.PHONY: test-all
+test-all: packages ## run every ring
+	@test/rings $(RINGS)
+
+.PHONY: packages
+packages: ## install the Debian packages that the tests need (as root), or list those that are missing
+	@test/packages
+
+.PHONY: ring-unit
+ring-unit: # no root, no network, seconds
+	go test -v ./...
+
+.PHONY: ring-root
+ring-root: build bundle # namespaces, mounts, real plugins
+	cd test/root && CHANDLER=$(abspath $(OUT)/chandler) BUNDLE=$(abspath $(OUT)/bundle) go test -v -tags root -count=1 ./...
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target for FUZZTIME (10s)
+	@test/fuzz $(FUZZTIME)
+
+.PHONY: bench
+bench: build bundle ## run chandler and the loops it replaces in turn, and print the medians
+	@go run ./test/bench -chandler $(OUT)/chandler -bundle $(OUT)/bundle -dir $(OUT)
+
+.PHONY: lint
+lint: ## gofmt, go vet, staticcheck, in every module
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
+	@for m in $(MODULES); do echo "lint $$m"; (cd $$m && go vet -tags root ./... && go run $(STATICCHECK) -tags root ./...); done
+
+.PHONY: docs
+docs: ## write the command reference in docs/reference anew
+	go test ./cmd/... -run TestReference -update
+
+.PHONY: clean
+clean: ## remove out/
+	rm -rf $(OUT)

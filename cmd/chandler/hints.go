@@ -1,0 +1,108 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/chandler-cni/chandler/internal/bundle"
+	"github.com/chandler-cni/chandler/internal/hostdir"
+	"github.com/chandler-cni/chandler/internal/stage"
+)
+
+// hints says what would help, once each, from the types of what went wrong.
+func hints(r *stage.Report, o stage.Options) []string {
+	var found []string
+	add := func(format string, args ...any) {
+		hint := fmt.Sprintf(format, args...)
+		for _, h := range found {
+			if h == hint {
+				return
+			}
+		}
+		found = append(found, hint)
+	}
+	if h := refusalHint(r.Err); h != "" {
+		add("%s", h)
+	}
+	for _, p := range r.Plugins {
+		var owner *stage.OwnerError
+		var probe *stage.ProbeError
+		switch {
+		case p.Err == nil:
+		case errors.As(p.Err, &owner):
+			add("somebody else made %s; look at what lies there, then give it to uid %d or remove it", owner.Path, os.Geteuid())
+		case errors.As(p.Err, &probe) && errors.Is(p.Err, syscall.EACCES) && onNoExec(o.BinDir):
+			add("the file system of %s is mounted noexec; nothing on it can be a plugin until it is mounted exec", r.BinDir)
+		case errors.As(p.Err, &probe):
+			add("the file was checked and would not have worked on this node; --no-probe stages it all the same")
+		case errors.Is(p.Err, syscall.EROFS):
+			add("%s is read-only here; in a pod, the volume mount must not be readOnly", r.BinDir)
+		case errors.Is(p.Err, syscall.EPERM) && immutable(o.BinDir, p.Name):
+			add("%s is immutable; chattr -i lets it be replaced", p.Name)
+		case errors.Is(p.Err, syscall.EPERM) && immutable(o.BinDir, "."):
+			add("%s is immutable; chattr -i lets it be written to", r.BinDir)
+		case errors.Is(p.Err, syscall.EACCES):
+			if h := permissionHint(r.BinDir, o.BinDir); h != "" {
+				add("%s", h)
+			}
+		case errors.Is(p.Err, syscall.ENOSPC), errors.Is(p.Err, syscall.EDQUOT):
+			add("staging needs room for every plugin that it writes beside the old one")
+		}
+	}
+	return found
+}
+
+func refusalHint(err error) string {
+	var binDir *stage.BinDirError
+	var newer *bundle.NewerFormatError
+	var damage *bundle.DamageError
+	switch {
+	case errors.Is(err, stage.ErrNotMounted):
+		return "mount the host's directory there, or leave out --init"
+	case errors.As(err, &binDir) && errors.Is(err, fs.ErrNotExist):
+		return "make it, or pass --create"
+	case errors.As(err, &newer):
+		return "use a chandler that is at least as new as the bundle"
+	case errors.As(err, &damage):
+		return "pull or build it again; 'chandlerctl bundle verify' names everything that is wrong"
+	}
+	return ""
+}
+
+// permissionHint says who may write to the bin dir, if this process may not.
+func permissionHint(shown, path string) string {
+	info, err := os.Stat(path)
+	if err != nil {
+		return ""
+	}
+	owner := info.Sys().(*syscall.Stat_t).Uid
+	if unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK|unix.X_OK, unix.AT_EACCESS) == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s belongs to uid %d with mode %04o, and this process (uid %d) has no CAP_DAC_OVERRIDE; "+
+		"give it that capability, or the directory to uid %d", shown, owner, info.Mode().Perm(), os.Geteuid(), os.Geteuid())
+}
+
+func onNoExec(path string) bool {
+	dir, err := hostdir.Open(path)
+	if err != nil {
+		return false
+	}
+	defer dir.Close()
+	fsys, err := dir.FileSystem()
+	return err == nil && fsys.NoExec
+}
+
+func immutable(path, name string) bool {
+	dir, err := hostdir.Open(path)
+	if err != nil {
+		return false
+	}
+	defer dir.Close()
+	return dir.Immutable(name)
+}

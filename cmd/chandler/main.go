@@ -1,0 +1,86 @@
+// Command chandler brings CNI plugins to the node that it runs on, from an init container or by hand.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/chandler-cni/chandler/internal/cli"
+	"github.com/chandler-cni/chandler/internal/stage"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, os.Args[1:]))
+}
+
+// run executes one command line and returns its exit code. With --init that is 0 whatever happens: an init container that
+// never completes would leave the node without the daemon behind its CNI shim.
+func run(ctx context.Context, streams cli.Streams, args []string) (code int) {
+	lenient := initMode(args)
+	defer func() {
+		if p := recover(); p != nil {
+			fmt.Fprintf(streams.Err, "chandler: panic: %v\n%s", p, debug.Stack())
+			code = cli.Failed
+			if lenient {
+				code = lastWords(streams, args, fmt.Sprintf("panic: %v", p))
+			}
+		}
+	}()
+	root := newRoot(streams)
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	code = cli.Code(err)
+	if err == nil || isSaid(err) {
+		if lenient {
+			return cli.OK
+		}
+		return code
+	}
+	if lenient {
+		what := err.Error()
+		if code == cli.Usage {
+			what = "wrong usage: " + what
+		}
+		return lastWords(streams, args, what)
+	}
+	fmt.Fprintln(streams.Err, "chandler:", err)
+	return code
+}
+
+// lastWords says on stderr and in the termination log why nothing was done, and succeeds.
+func lastWords(streams cli.Streams, args []string, why string) int {
+	text := stage.Refuse("", why).TextWithin(stage.TextLimit)
+	fmt.Fprint(streams.Err, text)
+	writeTermination(streams, terminationPath(args), text)
+	return cli.OK
+}
+
+const exitTable = `Exit codes of every command:
+  0  done; for stage also when plugins failed, so that an init container completes
+  1  stage --strict: not every plugin is in place; stage: the bin dir cannot be used; verify: not as the bundle says
+  2  wrong usage: nothing was attempted
+With --init it is 0 in every case, wrong usage and a panic included.`
+
+func newRoot(streams cli.Streams) *cobra.Command {
+	root := cli.Group(&cobra.Command{
+		Use:   "chandler",
+		Short: "Bring the CNI plugins that Multus delegates to onto this node, and keep them right",
+		Long: "chandler brings a bundle of CNI plugins to the directory of this node that Multus searches, whole and checked,\n" +
+			"keeps what it replaced, and says what it did. It needs no network and no API server.\n\n" + exitTable,
+		Version:       cli.Version(),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	})
+	cli.Prepare(root, streams)
+	root.PersistentFlags().Bool(initFlag, false, "exit 0 in every case and require the bin dir to be a mount point; for init containers")
+	root.AddCommand(newStage(streams), newVerify(streams))
+	return root
+}

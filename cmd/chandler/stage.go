@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/chandler-cni/chandler/internal/bundle"
+	"github.com/chandler-cni/chandler/internal/cli"
+	"github.com/chandler-cni/chandler/internal/stage"
+)
+
+const (
+	defaultBundle = "/cni-plugins"
+	defaultBinDir = "/host/opt/cni/bin"
+	lockWait      = 30 * time.Second
+)
+
+// errSaid is the cause of an exit code when everything has been said already.
+var errSaid = errors.New("said")
+
+func isSaid(err error) bool { return errors.Is(err, errSaid) }
+
+func failed() error { return &cli.ExitError{Code: cli.Failed, Err: errSaid} }
+
+type stageFlags struct {
+	options     stage.Options
+	bundle      string
+	termination string
+	output      string
+	strict      bool
+}
+
+func newStage(streams cli.Streams) *cobra.Command {
+	var f stageFlags
+	cmd := &cobra.Command{
+		Use:   "stage",
+		Short: "Bring the bin dir to what the bundle says",
+		Long: `Bring the bin dir to what the bundle says: each plugin whole, checked against the bundle's digests, run once from where
+it lies, and put in its place in one step. What is right already is not written again. What is replaced is kept below
+the bin dir, in .chandler/originals. Directories and special files are left alone and reported.
+
+stdout holds the result; failures are on stderr and in the termination log, in the same words.
+
+` + exitTable,
+		Example: `  chandler stage --bundle ./bundle --bin-dir /opt/cni/bin
+  chandler stage --bundle ./bundle --bin-dir /opt/cni/bin --dry-run
+  chandler stage --init --shown-as /opt/cni/bin        # in an init container, the host's directory at /host/opt/cni/bin`,
+		Args: cli.Args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f.options.RequireMount, _ = cmd.Flags().GetBool(initFlag)
+			return runStage(cmd.Context(), streams, f)
+		},
+	}
+	flags := cmd.Flags()
+	addTarget(cmd, &f.bundle, &f.options, &f.output)
+	flags.StringVar(&f.termination, terminationFlag, defaultTermination, "file for the last words that kubectl describe shows; empty for none")
+	flags.BoolVar(&f.strict, "strict", false, "exit 1 if any plugin is not in place")
+	flags.BoolVar(&f.options.Create, "create", false, "make the bin dir (0755) if it is missing")
+	flags.BoolVar(&f.options.DryRun, "dry-run", false, "say what is there and what would be done; change nothing")
+	flags.BoolVar(&f.options.NoKeep, "no-keep", false, "do not keep what is replaced: it cannot be restored")
+	flags.DurationVar(&f.options.LockWait, "lock-wait", lockWait, "how long to wait for another staging of the same bin dir")
+	return cmd
+}
+
+// addTarget adds the flags that stage and verify share.
+func addTarget(cmd *cobra.Command, bundle *string, o *stage.Options, output *string) {
+	flags := cmd.Flags()
+	flags.StringVar(bundle, "bundle", defaultBundle, "the bundle's directory")
+	flags.StringVar(&o.BinDir, "bin-dir", defaultBinDir, "the directory that Multus searches, as this process sees it")
+	flags.StringVar(&o.ShownAs, "shown-as", "", "the bin dir's path on the host, for messages (default: --bin-dir)")
+	flags.BoolVar(&o.NoProbe, "no-probe", false, "do not run the plugins to see whether they can")
+	flags.StringVarP(output, "output", "o", "text", "text or json")
+}
+
+func checkOutput(output string) error {
+	if output != "text" && output != "json" {
+		return cli.UsageError("--output %q: want text or json", output)
+	}
+	return nil
+}
+
+func runStage(ctx context.Context, streams cli.Streams, f stageFlags) error {
+	if err := checkOutput(f.output); err != nil {
+		return err
+	}
+	if f.options.LockWait < 0 {
+		return cli.UsageError("--lock-wait %s: want no less than 0", f.options.LockWait)
+	}
+	report := stageBundle(ctx, f)
+	report.Hints = hints(report, f.options)
+	if err := writeReport(streams.Out, report, f.output); err != nil {
+		return err
+	}
+	text := report.Text()
+	if report.Outcome == stage.Skipped || !report.Complete() || len(report.Warnings) > 0 {
+		fmt.Fprint(streams.Err, text)
+	}
+	if !f.options.DryRun {
+		writeTermination(streams, f.termination, report.TextWithin(stage.TextLimit))
+	}
+	var binDir *stage.BinDirError
+	if errors.As(report.Err, &binDir) || f.strict && !report.Complete() {
+		return failed()
+	}
+	return nil
+}
+
+func stageBundle(ctx context.Context, f stageFlags) *stage.Report {
+	b, err := bundle.Open(f.bundle)
+	shown := f.options.ShownAs
+	if shown == "" {
+		shown = f.options.BinDir
+	}
+	switch {
+	case errors.Is(err, bundle.ErrAbsent):
+		return stage.Skip(shown, "no bundle at "+f.bundle)
+	case errors.Is(err, bundle.ErrEmpty):
+		return stage.Skip(shown, "empty bundle at "+f.bundle)
+	case err != nil:
+		return stage.RefuseFor(shown, err)
+	}
+	defer b.Close()
+	return stage.Run(ctx, b, f.options)
+}
+
+// writeReport writes the result: a line a plugin and the last line of the report's text, or the whole as JSON.
+func writeReport(w io.Writer, r *stage.Report, output string) error {
+	if output == "json" {
+		return writeJSON(w, r)
+	}
+	if r.Outcome == stage.Skipped || r.Outcome == stage.Refused {
+		return nil // said on stderr: there is no result
+	}
+	tw := newTable(w)
+	for _, p := range r.Plugins {
+		tableRow(tw, p.Name, string(p.Action), describe(r, p))
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w, r.LastLine())
+	return err
+}
+
+// describe says what is worth knowing of a plugin beside what was done.
+func describe(r *stage.Report, p stage.Result) string {
+	switch {
+	case p.Action == stage.Failed:
+		return p.Cause
+	case r.Outcome == stage.Planned:
+		return p.Found.String()
+	case p.Action != stage.Replaced:
+		return ""
+	case p.Original != "":
+		return fmt.Sprintf("was %s, kept as %s", p.Found, path.Join(r.BinDir, p.Original))
+	}
+	return fmt.Sprintf("was %s, not kept", p.Found)
+}
+
+func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }
+
+// tableRow writes a row whose last cell may be empty, without trailing spaces.
+func tableRow(tw *tabwriter.Writer, cells ...string) {
+	if n := len(cells) - 1; cells[n] == "" {
+		cells = cells[:n]
+	}
+	fmt.Fprintln(tw, strings.Join(cells, "\t"))
+}
+
+func writeJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}

@@ -1,0 +1,529 @@
+package stage
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/chandler-cni/chandler/internal/bundle"
+	"github.com/chandler-cni/chandler/internal/hostdir"
+	"github.com/chandler-cni/chandler/internal/plugin"
+)
+
+// apply carries out the plan. An error is the bundle's or the context's, and means that nothing was published.
+func (r *run) apply() error {
+	defer func() {
+		if err := r.store.tidy(); err != nil {
+			r.warn("leftovers of this run stay: %s", errnoText(err))
+		}
+	}()
+	for round := 1; ; round++ {
+		if err := r.write(); err != nil {
+			if round == 1 {
+				return err
+			}
+			r.failPending(err) // the bundle changed after it was checked
+		}
+		if !r.o.NoProbe {
+			r.probe()
+		}
+		if !r.publish() || !r.tryAgain() {
+			break
+		}
+	}
+	r.settle()
+	return r.checkReplaced()
+}
+
+// tryAgain takes up what did not fit: publishing has made room where it replaced one of our own earlier files, so that an
+// update needs no more room than the largest plugin. It ends because each round publishes something.
+func (r *run) tryAgain() bool {
+	again := false
+	for _, p := range r.work {
+		if errors.Is(p.Err, syscall.ENOSPC) || errors.Is(p.Err, syscall.EDQUOT) {
+			if err := r.store.run.Remove(p.Plugin.Name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			p.Err, p.written, again = nil, false, true
+		}
+	}
+	return again && r.ctx.Err() == nil
+}
+
+// write brings every needed file into the run's folder: whole, checked, synced, with its final mode.
+func (r *run) write() error {
+	// One piece of each digest is read from the bundle and hashed; the others of the same digest are copies of it.
+	var first, rest []*piece
+	leaders := make(map[string]*piece)
+	for _, p := range r.work {
+		switch {
+		case !p.pending():
+		case leaders[p.Plugin.SHA256] == nil:
+			leaders[p.Plugin.SHA256] = p
+			first = append(first, p)
+		default:
+			rest = append(rest, p)
+		}
+	}
+	if len(first) == 0 {
+		return nil
+	}
+	run, err := r.store.runDir()
+	if err != nil {
+		r.failPending(err)
+		return nil
+	}
+	damage := make([]error, len(r.work))
+	each(len(first), func(i int) { damage[i] = r.writeOne(run, first[i], nil) })
+	if err := firstError(damage); err != nil {
+		return err
+	}
+	each(len(rest), func(i int) {
+		from := leaders[rest[i].Plugin.SHA256]
+		if !from.written {
+			from = nil
+		}
+		damage[i] = r.writeOne(run, rest[i], from)
+	})
+	return firstError(damage)
+}
+
+// writeOne writes the file of p, from the bundle or as a copy of a piece already checked. What is wrong on the bin dir's
+// side becomes the piece's; the error returned is the bundle's.
+func (r *run) writeOne(run *hostdir.Dir, p *piece, from *piece) error {
+	if err := r.ctx.Err(); err != nil {
+		p.Err = errInterrupted
+		return nil
+	}
+	var src *os.File
+	var err error
+	if from != nil {
+		src, _, err = run.OpenFile(from.Plugin.Name)
+		if err != nil {
+			p.Err = err
+			return nil
+		}
+	} else if src, err = r.b.OpenPlugin(p.Plugin); err != nil {
+		return err
+	}
+	defer src.Close()
+
+	err = writeFile(r.ctx, run, p.Plugin, src, from != nil)
+	var damage *sourceError
+	switch {
+	case err == nil:
+		p.written = true
+		return nil
+	case r.ctx.Err() != nil && errors.Is(err, r.ctx.Err()):
+		err = errInterrupted
+	case errors.As(err, &damage) && from == nil:
+		return r.b.Damage(p.Plugin, damage.err)
+	}
+	p.Err = err
+	// What does not fit must not keep the others from fitting.
+	if err := run.Remove(p.Plugin.Name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.warn("leftover %s stays: %s", p.Plugin.Name, errnoText(err))
+	}
+	return nil
+}
+
+// errInterrupted is what became of a plugin that a signal came before.
+var errInterrupted = errors.New("interrupted")
+
+// sourceError marks an error as that of the file that is read, not of the one that is written.
+type sourceError struct{ err error }
+
+func (e *sourceError) Error() string { return e.err.Error() }
+func (e *sourceError) Unwrap() error { return e.err }
+
+const copySize = 128 << 10
+
+var copyBuffers = sync.Pool{New: func() any { return new([copySize]byte) }}
+
+// writeFile makes the file of p in dir from src: exclusive create, bytes counted and hashed as they are written, final mode,
+// sync, close, every error looked at. If checked, src is a file whose bytes were checked as they were written, and the
+// kernel copies it: on file systems that can, the copies share their blocks until one is written to.
+func writeFile(ctx context.Context, dir *hostdir.Dir, p bundle.Plugin, src *os.File, checked bool) (err error) {
+	dst, err := dir.Create(p.Name)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closeErr := dst.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	if checked {
+		n, err := io.Copy(dst, src)
+		if err == nil && n != p.Size {
+			err = io.ErrShortWrite
+		}
+		if err != nil {
+			return err
+		}
+	} else if err := copyHashed(ctx, dst, src, p); err != nil {
+		return err
+	}
+	if err := dst.Chmod(pluginPerm); err != nil {
+		return err
+	}
+	return dst.Sync()
+}
+
+func copyHashed(ctx context.Context, dst io.Writer, src io.Reader, p bundle.Plugin) error {
+	buf := copyBuffers.Get().(*[copySize]byte)
+	defer copyBuffers.Put(buf)
+	h := sha256.New()
+	var n int64
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		m, err := src.Read(buf[:])
+		if n += int64(m); n > p.Size {
+			return &sourceError{bundle.ErrSize}
+		}
+		if m > 0 {
+			h.Write(buf[:m])
+			if _, err := dst.Write(buf[:m]); err != nil {
+				return err
+			}
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return &sourceError{err}
+		}
+	}
+	switch {
+	case n != p.Size:
+		return &sourceError{bundle.ErrSize}
+	case hex.EncodeToString(h.Sum(nil)) != p.SHA256:
+		return &sourceError{bundle.ErrDigest}
+	}
+	return nil
+}
+
+// probe checks the machine of every written file and runs one of each digest. No file is open for writing by now: a child
+// could hold it open past our close, and the published plugin would be busy (golang.org/issue/22315).
+func (r *run) probe() {
+	groups := make(map[string][]*piece)
+	var order []string
+	for _, p := range r.work {
+		if !p.pending() {
+			continue
+		}
+		if groups[p.Plugin.SHA256] == nil {
+			order = append(order, p.Plugin.SHA256)
+		}
+		groups[p.Plugin.SHA256] = append(groups[p.Plugin.SHA256], p)
+	}
+	each(len(order), func(i int) {
+		group := groups[order[i]]
+		err := r.probeOne(group[0].Plugin)
+		for _, p := range group {
+			failure, warning := plugin.MustAnswer(p.Plugin.Role.Reference(), err)
+			switch {
+			case failure != nil && r.ctx.Err() != nil:
+				p.Err = errInterrupted
+			case failure != nil:
+				p.Err = &ProbeError{failure}
+			case warning != nil:
+				p.warning = warning
+			}
+		}
+	})
+}
+
+// ProbeError says that a file would not have worked on this node.
+type ProbeError struct{ Err error }
+
+func (e *ProbeError) Error() string { return e.Err.Error() }
+func (e *ProbeError) Unwrap() error { return e.Err }
+
+func (r *run) probeOne(p bundle.Plugin) error {
+	if err := r.ctx.Err(); err != nil {
+		return err
+	}
+	f, e, err := r.store.run.OpenFile(p.Name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return probeFile(r.ctx, f, e.Size, filepath.Join(r.dir.Path(), storeName, tmpName, r.store.runName, p.Name), p.Name)
+}
+
+// probeFile checks that the open file can run on this node, and runs it.
+func probeFile(ctx context.Context, f *os.File, size int64, path, name string) error {
+	info, err := plugin.Identify(f, size)
+	if err != nil {
+		return err
+	}
+	if err := info.CheckArch(nodeArch); err != nil {
+		return err
+	}
+	_, err = plugin.Probe(ctx, f, path, name)
+	return err
+}
+
+// publish puts every checked file in its place, and says whether it did so for any.
+func (r *run) publish() (any bool) {
+	var marks []string
+	for _, p := range r.work {
+		if !p.pending() {
+			continue
+		}
+		marks = append(marks, mark(p.Plugin.Name, p.Plugin.SHA256))
+		if p.Found.State == Absent {
+			marks = append(marks, mark(p.Plugin.Name, absentMark))
+		}
+	}
+	if len(marks) == 0 {
+		return false
+	}
+	made, err := r.store.mark(marks...)
+	if err == nil {
+		err = r.store.staged.Sync()
+	}
+	if err != nil {
+		r.store.unmark(made)
+		r.failPending(err)
+		return false
+	}
+	for _, p := range r.work {
+		if !p.pending() {
+			continue
+		}
+		if r.ctx.Err() != nil {
+			p.Err = errInterrupted
+		} else if p.Err = r.publishOne(p); p.Err == nil {
+			p.published, any = true, true
+			continue
+		}
+		r.store.unmark(intersect(made, p.Plugin.Name))
+	}
+	return any
+}
+
+// settle makes durable what is in place, and records what this run put there. The directory is synced also when nothing was
+// published: a run that was killed may have published what this one found equal.
+func (r *run) settle() {
+	var done []*piece
+	for _, p := range r.work {
+		if p.published {
+			done = append(done, p)
+		}
+	}
+	err := r.dir.Sync()
+	if len(done) > 0 {
+		err = errors.Join(err, r.store.sync())
+	}
+	if err != nil {
+		for _, p := range r.work {
+			if p.Err == nil {
+				p.Err = &undurableError{err}
+			}
+		}
+		return
+	}
+	if len(done) > 0 {
+		r.record(done)
+	}
+}
+
+// intersect returns the marks of made that speak of the plugin name.
+func intersect(made []string, name string) []string {
+	var of []string
+	for _, m := range made {
+		if len(m) > len(name) && m[:len(name)+1] == mark(name, "") {
+			of = append(of, m)
+		}
+	}
+	return of
+}
+
+// undurableError says that a file was published and that the disk would not confirm it.
+type undurableError struct{ err error }
+
+func (e *undurableError) Error() string {
+	return errnoText(e.err) + "; the file is in place and may not outlast a power cut"
+}
+func (e *undurableError) Unwrap() error { return e.err }
+
+// attempts bounds how often a name may change under our hands before staging leaves it to whoever is changing it.
+const attempts = 16
+
+// publishOne gives the file of p its name, in one atomic step. What stands there by now decides, not what the plan saw.
+func (r *run) publishOne(p *piece) error {
+	name := p.Plugin.Name
+	if p.Found.State == Absent {
+		err := r.dir.Publish(r.store.run, name, name)
+		if !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		// Somebody was quicker. What they put there is theirs, and is kept like anything else that was there.
+		p.Action = Replaced
+	}
+	slot, err := r.store.slot(name)
+	if err != nil {
+		return err
+	}
+	swap := swapName(p.Plugin.SHA256, r.store.runName)
+	if err := slot.Publish(r.store.run, name, swap); err != nil {
+		return err
+	}
+	if err := r.exchange(p, slot, swap); err != nil {
+		// Ours, still, since nothing was exchanged.
+		if rmErr := slot.Remove(swap); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
+			r.warn("leftover %s/%s stays: %s", name, swap, errnoText(rmErr))
+		}
+		return err
+	}
+	return nil
+}
+
+// exchange swaps our file, which lies in slot as swap, with what stands under the name. If that turns out to be nothing that
+// staging may take, it is swapped back.
+func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
+	name := p.Plugin.Name
+	ours, err := slot.Stat(swap)
+	if err != nil {
+		return err
+	}
+	for range attempts {
+		err := r.dir.Exchange(slot, swap, name)
+		if errors.Is(err, errors.ErrUnsupported) {
+			return r.replace(p, slot, swap)
+		}
+		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+			err = r.dir.Publish(slot, swap, name)
+			if errors.Is(err, fs.ErrExist) { // and put back
+				continue
+			}
+			if p.Action = New; err == nil {
+				_, err = r.store.mark(mark(name, absentMark))
+			}
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		theirs, err := slot.Stat(swap)
+		if err != nil {
+			return err
+		}
+		if theirs.Kind == hostdir.File || theirs.Kind == hostdir.Symlink {
+			r.file(p, slot, swap)
+			return nil
+		}
+		// Not ours to take: back to its place. If our file is no longer there, somebody has put a third thing there that is
+		// now in our hands, and the round begins again with that.
+		if err := r.dir.Exchange(slot, swap, name); err != nil {
+			return fmt.Errorf("put back a %s: %w", theirs.Kind, err)
+		}
+		back, err := slot.Stat(swap)
+		if err != nil {
+			return err
+		}
+		if back.Same(ours) {
+			return &LeftError{theirs.Kind}
+		}
+		r.file(p, slot, swap)
+		return &LeftError{theirs.Kind}
+	}
+	return errContended
+}
+
+// errContended says that a name changed at every attempt to take it.
+var errContended = errors.New("replaced by another program at every attempt")
+
+// replace is exchange for file systems that cannot: what stands there gets a second name among the originals first, then
+// our file takes its name. A file that another program renames into place between the two is lost to it, not to us.
+func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
+	name := p.Plugin.Name
+	old := swapName(unreadDigest, r.store.runName)
+	if err := slot.Link(r.dir, name, old); err != nil {
+		return err
+	}
+	e, err := slot.Stat(old)
+	if err == nil && e.Kind != hostdir.File && e.Kind != hostdir.Symlink {
+		err = &LeftError{e.Kind}
+	}
+	if err == nil {
+		err = r.dir.Replace(slot, swap, name)
+	}
+	if err != nil {
+		return errors.Join(err, slot.Remove(old))
+	}
+	r.file(p, slot, old)
+	return nil
+}
+
+// file puts what the exchange brought among the originals. That it could not be filed is no reason to fail: it lies in the
+// folder as it is, and the next run files it.
+func (r *run) file(p *piece, slot *hostdir.Dir, swap string) {
+	name := p.Plugin.Name
+	original, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, !r.o.NoKeep)
+	p.original = original
+	if err != nil {
+		r.warn("%s: what was replaced is kept as %s/%s/%s: %s", name, originalsName, name, swap, errnoText(err))
+	}
+}
+
+func (r *run) record(done []*piece) {
+	now := time.Now().UTC().Truncate(time.Second)
+	entries := make(map[string]ledgerEntry)
+	for _, p := range done {
+		entries[p.Plugin.Name] = ledgerEntry{
+			SHA256: p.Plugin.SHA256, Version: r.b.Manifest.Version, Bundle: r.b.Digest, Staged: now, Before: p.Found.State,
+		}
+	}
+	if err := r.store.record(entries); err != nil {
+		r.warn("%s", err)
+	}
+}
+
+// checkReplaced finds out whether the host still uses the directory that everything was done in.
+func (r *run) checkReplaced() error {
+	self, err := r.dir.Self()
+	if err != nil {
+		r.warn("%s", err)
+		return nil
+	}
+	replaced := &BinDirError{r.o.shown(), ErrReplaced}
+	if self.Nlink == 0 {
+		return replaced
+	}
+	// A container's mount always leads to the same directory; a path on the host may lead to another by now.
+	now, err := hostdir.Open(r.o.BinDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return replaced
+	}
+	if err != nil {
+		return nil
+	}
+	defer now.Close()
+	if e, err := now.Self(); err == nil && !e.Same(self) {
+		return replaced
+	}
+	return nil
+}
+
+func firstError(errs []error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,236 @@
+package stage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+
+	"github.com/chandler-cni/chandler/internal/bundle"
+	"github.com/chandler-cni/chandler/internal/hostdir"
+)
+
+// State is what a plan found under a name.
+type State string
+
+const (
+	Absent     State = "absent"
+	Equal      State = "equal"      // bytes, mode and owner as the bundle wants them
+	Different  State = "different"  // a file with other bytes, another mode or another owner
+	Unreadable State = "unreadable" // a file that this process may not or cannot read
+	Directory  State = "directory"
+	Symlink    State = "symlink"
+	Special    State = "special" // a fifo, a socket, a device
+)
+
+// Found is what stands under a plugin's name.
+type Found struct {
+	State  State  `json:"state"`
+	Detail string `json:"detail,omitempty"` // what differs, why it cannot be read, which kind of special file
+	Target string `json:"target,omitempty"` // of a symlink
+	// Visible says whether a symlink's target can be seen from here. In a container it often cannot.
+	Visible bool `json:"visible,omitempty"`
+}
+
+func (f Found) String() string {
+	switch {
+	case f.State == Symlink && f.Visible:
+		return fmt.Sprintf("symlink to %s", oneLine(f.Target))
+	case f.State == Symlink:
+		return fmt.Sprintf("symlink to %s (not visible from here)", oneLine(f.Target))
+	case f.Detail != "":
+		return fmt.Sprintf("%s (%s)", f.State, f.Detail)
+	}
+	return string(f.State)
+}
+
+// Item is one plugin of a plan.
+type Item struct {
+	Plugin bundle.Plugin
+	Found  Found
+	Action Action // New, Replaced, Unchanged, or Failed with Err
+	Err    error
+}
+
+// LeftError says that a name is taken by something that staging never touches.
+type LeftError struct{ Kind hostdir.Kind }
+
+func (e *LeftError) Error() string { return fmt.Sprintf("is a %s, left as it is", e.Kind) }
+
+// plan compares the bundle with the bin dir and decides for each plugin. It changes nothing. An error is the bundle's.
+func plan(ctx context.Context, b *bundle.Bundle, dir *hostdir.Dir) ([]Item, error) {
+	items := make([]Item, len(b.Manifest.Plugins))
+	errs := make([]error, len(items))
+	each(len(items), func(i int) {
+		p := b.Manifest.Plugins[i]
+		items[i] = Item{Plugin: p}
+		if errs[i] = ctx.Err(); errs[i] == nil {
+			errs[i] = items[i].look(b, dir)
+		}
+	})
+	// The first in order, so that two runs over one damage say the same.
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return items, nil
+}
+
+// look fills in what stands under the item's name and what is to be done about it.
+func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
+	name := it.Plugin.Name
+	e, err := dir.Stat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		it.Found, it.Action = Found{State: Absent}, New
+		return nil
+	case err != nil:
+		it.Found, it.Action, it.Err = Found{State: Unreadable, Detail: errnoText(err)}, Failed, err
+		return nil
+	}
+	switch e.Kind {
+	case hostdir.File:
+		it.Action = Replaced
+		it.Found, err = compare(b, it.Plugin, dir, e)
+		if it.Found.State == Equal {
+			it.Action = Unchanged
+		}
+		return err
+	case hostdir.Symlink:
+		target, err := dir.Readlink(name)
+		if err != nil {
+			it.Found, it.Action, it.Err = Found{State: Symlink}, Failed, err
+			return nil
+		}
+		it.Found, it.Action = Found{State: Symlink, Target: target, Visible: dir.TargetVisible(name)}, Replaced
+	case hostdir.Folder:
+		it.Found, it.Action, it.Err = Found{State: Directory}, Failed, &LeftError{e.Kind}
+	default:
+		it.Found, it.Action, it.Err = Found{State: Special, Detail: string(e.Kind)}, Failed, &LeftError{e.Kind}
+	}
+	return nil
+}
+
+// compare says how the regular file of p in dir differs from the bundle's. The bytes are compared with each other and not
+// hashed: it is the quicker where a processor has no instructions for SHA-256, and the bundle's side was hashed already.
+func compare(b *bundle.Bundle, p bundle.Plugin, dir *hostdir.Dir, e hostdir.Entry) (Found, error) {
+	if e.Size != p.Size {
+		return Found{State: Different, Detail: fmt.Sprintf("%d bytes, not %d", e.Size, p.Size)}, nil
+	}
+	theirs, e, err := dir.OpenFile(p.Name)
+	if err != nil {
+		return Found{State: Unreadable, Detail: errnoText(err)}, nil
+	}
+	defer theirs.Close()
+	ours, err := b.OpenPlugin(p)
+	if err != nil {
+		return Found{}, err
+	}
+	defer ours.Close()
+	same, err := sameBytes(ours, theirs)
+	var read *readError
+	switch {
+	case errors.As(err, &read) && read.first:
+		return Found{}, b.Damage(p, read.err)
+	case err != nil:
+		return Found{State: Unreadable, Detail: errnoText(err)}, nil
+	case !same:
+		return Found{State: Different, Detail: "other bytes"}, nil
+	}
+	if d := metadataDiffers(e); d != "" {
+		return Found{State: Different, Detail: d}, nil
+	}
+	return Found{State: Equal}, nil
+}
+
+// metadataDiffers says how a file's mode or owner is not as staging leaves it.
+func metadataDiffers(e hostdir.Entry) string {
+	switch {
+	case e.Perm != pluginPerm:
+		return fmt.Sprintf("mode %04o, not %04o", uint32(e.Perm), uint32(pluginPerm))
+	case e.UID != uint32(os.Geteuid()):
+		return fmt.Sprintf("owner %d, not %d", e.UID, os.Geteuid())
+	}
+	return ""
+}
+
+// compareSize is the measured best: two buffers of 64 KiB stay in the second cache.
+const compareSize = 64 << 10
+
+var compareBuffers = sync.Pool{New: func() any { return new([2][compareSize]byte) }}
+
+// readError tells which of two files could not be read.
+type readError struct {
+	first bool
+	err   error
+}
+
+func (e *readError) Error() string { return e.err.Error() }
+func (e *readError) Unwrap() error { return e.err }
+
+func sameBytes(a, b io.Reader) (bool, error) {
+	buf := compareBuffers.Get().(*[2][compareSize]byte)
+	defer compareBuffers.Put(buf)
+	for {
+		n, errA := io.ReadFull(a, buf[0][:])
+		m, errB := io.ReadFull(b, buf[1][:])
+		endA, endB := atEnd(errA), atEnd(errB)
+		switch {
+		case errA != nil && !endA:
+			return false, &readError{true, errA}
+		case errB != nil && !endB:
+			return false, &readError{false, errB}
+		case !bytes.Equal(buf[0][:n], buf[1][:m]):
+			return false, nil
+		case endA || endB:
+			return endA && endB, nil
+		}
+	}
+}
+
+func atEnd(err error) bool { return err == io.EOF || err == io.ErrUnexpectedEOF }
+
+// workers is how many plugins are worked on at once: one keeps a core busy hashing while another's bytes go to the disk.
+const workers = 2
+
+// each calls do for every number below n, on a few goroutines, and returns when all are done. A panic in one of them is
+// raised here, where the command line can still report it.
+func each(n int, do func(int)) {
+	var (
+		wg    sync.WaitGroup
+		mu    sync.Mutex
+		next  int
+		cause any
+	)
+	work := func() {
+		defer func() {
+			if p := recover(); p != nil {
+				mu.Lock()
+				cause = p
+				mu.Unlock()
+			}
+		}()
+		for {
+			mu.Lock()
+			i := next
+			next++
+			mu.Unlock()
+			if i >= n {
+				return
+			}
+			do(i)
+		}
+	}
+	for range min(workers, n) {
+		wg.Go(work)
+	}
+	wg.Wait()
+	if cause != nil {
+		panic(cause)
+	}
+}

@@ -1,0 +1,318 @@
+// Package stage is the product: it brings a bin dir to what a bundle says, as a transaction a name, keeps what it
+// replaced, and reports what it found and did. docs/guarantees.md states what holds at every instant.
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/chandler-cni/chandler/internal/bundle"
+	"github.com/chandler-cni/chandler/internal/hostdir"
+)
+
+// pluginPerm is the mode of every staged file, whatever the umask.
+const pluginPerm fs.FileMode = 0o755
+
+// Options say how to stage. The zero value of each is the safe one.
+type Options struct {
+	BinDir       string        // the directory to bring to the bundle
+	ShownAs      string        // its path as the host knows it, for reports; BinDir if empty
+	Create       bool          // make the bin dir (0755) where it is missing
+	RequireMount bool          // refuse a bin dir that is no mount point: in a container it would be the container's own
+	DryRun       bool          // plan and report, change nothing
+	NoProbe      bool          // do not run what is about to be published
+	NoKeep       bool          // do not keep what is replaced
+	LockWait     time.Duration // how long to wait for another staging
+}
+
+func (o Options) shown() string {
+	if o.ShownAs != "" {
+		return o.ShownAs
+	}
+	return o.BinDir
+}
+
+// Run brings the bin dir to the bundle and reports on each plugin. Each name changes in one atomic step, from what was
+// there to a whole file whose digest was checked as it was written and that has been run from where it lies; it is durable
+// when Run returns. Run is idempotent: a second one finds every plugin equal and writes nothing. It may be interrupted at
+// any instant, by ctx between two steps; the next run clears up.
+//
+// The caller opened the bundle; Run checks every byte of it. If any file of it is not what the manifest says, nothing is
+// published and the report says Refused. All else that can go wrong is in the report.
+func Run(ctx context.Context, b *bundle.Bundle, o Options) *Report {
+	r := &Report{Outcome: Staged, Version: b.Manifest.Version, Bundle: b.Digest, BinDir: o.shown(), Plugins: []Result{}}
+	if o.DryRun {
+		r.Outcome = Planned
+	}
+	refuse := func(err error) *Report {
+		refused := RefuseFor(o.shown(), err)
+		refused.Warnings = r.Warnings
+		return refused
+	}
+	dir, err := openBinDir(o)
+	if err != nil {
+		return refuse(err)
+	}
+	defer dir.Close()
+	run := &run{ctx: ctx, b: b, o: o, dir: dir, report: r}
+	if err := run.do(); err != nil {
+		return refuse(err)
+	}
+	return r
+}
+
+// BinDirError says that a bin dir cannot be used.
+type BinDirError struct {
+	Path string
+	Err  error
+}
+
+func (e *BinDirError) Error() string { return fmt.Sprintf("bin dir %s: %s", e.Path, errnoText(e.Err)) }
+func (e *BinDirError) Unwrap() error { return e.Err }
+
+var (
+	// ErrNotMounted says that a bin dir is the container's own directory and not the host's.
+	ErrNotMounted = errors.New("is not a mount point: nothing staged there would reach the host")
+	// ErrReplaced says that the open bin dir is no longer the one that the host uses.
+	ErrReplaced = errors.New("this directory was replaced on the host; restart the pod")
+)
+
+func openBinDir(o Options) (*hostdir.Dir, error) {
+	fail := func(err error) (*hostdir.Dir, error) { return nil, &BinDirError{o.shown(), err} }
+	dir, err := hostdir.Open(o.BinDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		// A link that leads nowhere is not a missing directory: making its target is not ours to decide.
+		if _, lerr := os.Lstat(o.BinDir); lerr == nil {
+			return fail(errors.New("is a link to nothing"))
+		}
+		if o.Create && !o.DryRun {
+			if err := makeBinDir(o.BinDir); err != nil {
+				return fail(err)
+			}
+			dir, err = hostdir.Open(o.BinDir)
+		}
+	}
+	if err != nil {
+		return fail(err)
+	}
+	if o.RequireMount {
+		mounted, err := dir.MountPoint()
+		if err == nil && !mounted {
+			err = ErrNotMounted
+		}
+		if err != nil {
+			dir.Close()
+			return fail(err)
+		}
+	}
+	return dir, nil
+}
+
+// makeBinDir makes the bin dir and what is missing above it, each with mode 0755 whatever the umask.
+func makeBinDir(path string) error {
+	old := syscall.Umask(0o022)
+	defer syscall.Umask(old)
+	return os.MkdirAll(path, 0o755)
+}
+
+// refusal is the report's last line for an error that let nothing be staged, without the suffix that says so.
+func refusal(err error) string {
+	var damage *bundle.DamageError
+	var errno syscall.Errno
+	switch {
+	case errors.As(err, &damage) && errors.As(err, &errno):
+		return "bundle unreadable: " + damage.Error()
+	case errors.As(err, &damage):
+		return "bundle damaged: " + damage.Error()
+	case errors.Is(err, context.Canceled):
+		return "interrupted"
+	}
+	return err.Error()
+}
+
+// run is one staging.
+type run struct {
+	ctx    context.Context
+	b      *bundle.Bundle
+	o      Options
+	dir    *hostdir.Dir
+	store  *store
+	report *Report
+	work   []*piece
+	warned sync.Mutex
+}
+
+// piece is one plugin on its way: its plan, and how far it has come.
+type piece struct {
+	Item
+	written   bool   // lies whole, checked and synced in the run's folder
+	published bool   // stands under its name
+	original  string // where what it replaced is kept
+	warning   error  // staged, but
+}
+
+// pending says whether the piece is still to go on.
+func (p *piece) pending() bool { return p.Err == nil && p.Action != Unchanged && !p.published }
+
+// do runs the steps in the order that the guarantees need: nothing is published before everything was checked.
+// An error means that nothing was staged.
+func (r *run) do() error {
+	store, storeErr := openStore(r.dir)
+	defer store.close()
+	r.store = store
+	if !r.o.DryRun {
+		if err := r.begin(storeErr); err != nil {
+			return err
+		}
+	}
+	if err := r.checkBundle(); err != nil {
+		return err
+	}
+	items, err := plan(r.ctx, r.b, r.dir)
+	if err != nil {
+		return err
+	}
+	for _, it := range items {
+		r.work = append(r.work, &piece{Item: it})
+	}
+	if !r.o.DryRun {
+		if storeErr != nil {
+			r.failPending(storeErr)
+		}
+		if err := r.apply(); err != nil {
+			return err
+		}
+	}
+	for _, p := range r.work {
+		r.report.Plugins = append(r.report.Plugins, p.result())
+		if p.Err == nil && p.warning != nil {
+			r.warn("%s: staged, but %s", p.Plugin.Name, p.warning)
+		}
+	}
+	return nil
+}
+
+// checkBundle holds every byte of the bundle to its manifest before anything else is done: a plugin that is not to be
+// written can be the one that shows the damage, and an equal file is equal to what the manifest says.
+func (r *run) checkBundle() error {
+	files, err := r.b.Distinct()
+	if err != nil {
+		return err
+	}
+	errs := make([]error, len(files))
+	each(len(files), func(i int) { errs[i] = r.b.CheckDigest(r.ctx, files[i]) })
+	return firstError(errs)
+}
+
+// begin takes the lock and clears what earlier runs left. Neither is worth failing for.
+func (r *run) begin(storeErr error) error {
+	locked, err := r.lock()
+	if err != nil {
+		return err
+	}
+	if storeErr != nil || !locked {
+		return nil
+	}
+	if err := r.store.tighten(); err != nil {
+		r.warn("%s stays open to others: %s", storeName, errnoText(err))
+	}
+	if err := r.store.settleSwaps(r.ctx); err != nil {
+		r.warn("an interrupted run's original could not be filed: %s", errnoText(err))
+	}
+	if err := r.store.clearLeftovers(); err != nil {
+		r.warn("leftovers of an earlier run stay: %s", errnoText(err))
+	}
+	return nil
+}
+
+// lockPoll is how often a held lock is tried again.
+const lockPoll = 50 * time.Millisecond
+
+// lock waits for the bin dir's lock as long as the options say. Only the context's end is an error.
+func (r *run) lock() (bool, error) {
+	deadline := time.Now().Add(r.o.LockWait)
+	for {
+		err := r.dir.TryLock()
+		if err == nil {
+			return true, nil
+		}
+		if !errors.Is(err, hostdir.ErrLocked) {
+			r.warn("went on without the lock: %s", errnoText(err))
+			return false, nil
+		}
+		if !time.Now().Before(deadline) {
+			r.warn("another staging held the lock for %s; went on without it and cleared no leftovers", r.o.LockWait)
+			return false, nil
+		}
+		select {
+		case <-r.ctx.Done():
+			return false, r.ctx.Err()
+		case <-time.After(lockPoll):
+		}
+	}
+}
+
+func (r *run) warn(format string, args ...any) {
+	r.warned.Lock()
+	defer r.warned.Unlock()
+	r.report.Warnings = append(r.report.Warnings, fmt.Sprintf(format, args...))
+}
+
+func (r *run) failPending(err error) {
+	for _, p := range r.work {
+		if p.pending() {
+			p.Err = err
+		}
+	}
+}
+
+func (p *piece) result() Result {
+	res := Result{Name: p.Plugin.Name, Found: p.Found, Action: p.Action, SHA256: p.Plugin.SHA256, Err: p.Err}
+	if p.original != "" {
+		res.Original = fmt.Sprintf("%s/%s/%s/%s", storeName, originalsName, p.Plugin.Name, p.original)
+	}
+	if p.Err != nil {
+		res.Action = Failed
+		res.Cause = p.cause()
+	}
+	return res
+}
+
+// cause is the error in the words of the report: the operation and the errno, and what became of the old file.
+func (p *piece) cause() string {
+	text := errnoText(p.Err)
+	var left *LeftError
+	var undurable *undurableError
+	switch {
+	case errors.As(p.Err, &left), errors.As(p.Err, &undurable):
+		return text
+	}
+	switch p.Found.State {
+	case Equal, Different, Unreadable:
+		return text + "; the old file was kept"
+	case Symlink:
+		return text + "; the old link was kept"
+	}
+	return text
+}
+
+// errnoText is an error without the path in it: reports name the plugin and the directory once.
+func errnoText(err error) string {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return errnoText(joined.Unwrap()[0])
+	}
+	if p, ok := err.(*fs.PathError); ok {
+		return p.Op + ": " + p.Err.Error()
+	}
+	return err.Error()
+}
+
+// nodeArch is this machine's architecture. chandler is built for the node that it runs on.
+const nodeArch = runtime.GOARCH

@@ -1,0 +1,519 @@
+package stage
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/chandler-cni/chandler/internal/hostdir"
+	"github.com/chandler-cni/chandler/internal/plugin"
+)
+
+// The bin dir's own folder:
+//
+//	.chandler/tmp/<run>/<name>                 files being written; a run's folder is locked while the run lives
+//	.chandler/originals/<name>/<n>-<digest>    what staging replaced, moved there, the newest with the highest n
+//	.chandler/originals/<name>/swap-<digest>   a name's exchange under way: our new file before it, what was there after
+//	.chandler/staged/<name>@<digest>           an empty file: staging has published this digest under this name
+//	.chandler/staged/<name>@absent             an empty file: nothing stood there when staging first came
+//	.chandler/ledger.json                      the record for people and for chandler's own reports
+//
+// Whatever can be lost by clearing lies in tmp. What is needed to tell ours from theirs is in the names of staged, written
+// before the file they speak of is published, so that neither a crash nor a lost ledger can turn one of our own files into
+// somebody's original.
+const (
+	storeName     = ".chandler"
+	tmpName       = "tmp"
+	originalsName = "originals"
+	stagedName    = "staged"
+	ledgerName    = "ledger.json"
+
+	swapPrefix   = "swap-"
+	absentMark   = "absent"
+	unreadDigest = "unread" // stands for the digest of an original that could not be read, or was too large to
+
+	keepOriginals = 3 // a name
+
+	storePerm fs.FileMode = 0o700
+)
+
+// store is the open folder. Its own directories are opened, and made, when they are first needed: a run that changes
+// nothing makes nothing.
+type store struct {
+	bin     *hostdir.Dir
+	dir     *hostdir.Dir // nil while there is none
+	created bool
+
+	mu        sync.Mutex
+	tmp       *hostdir.Dir
+	run       *hostdir.Dir
+	runName   string
+	originals *hostdir.Dir
+	staged    *hostdir.Dir
+	slots     map[string]*hostdir.Dir
+	marks     map[string]bool // names in staged when the run began
+}
+
+// OwnerError says that the folder in the bin dir belongs to somebody else, who could change what lies in it.
+type OwnerError struct {
+	Path string
+	UID  uint32
+}
+
+func (e *OwnerError) Error() string {
+	return fmt.Sprintf("belongs to uid %d, not to this process (uid %d)", e.UID, os.Geteuid())
+}
+
+// storeError says that the folder, and not a plugin's own file, is in the way.
+type storeError struct{ err error }
+
+func (e *storeError) Error() string { return storeName + ": " + errnoText(e.err) }
+func (e *storeError) Unwrap() error { return e.err }
+
+// openStore opens the folder if there is one. It changes nothing. The store is to be closed also when there is an error.
+func openStore(bin *hostdir.Dir) (*store, error) {
+	s := &store{bin: bin, slots: make(map[string]*hostdir.Dir), marks: make(map[string]bool)}
+	dir, err := claim(bin.Sub(storeName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return s, &storeError{err}
+	}
+	s.dir = dir
+	staged, err := dir.Sub(stagedName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return s, &storeError{err}
+	}
+	s.staged = staged
+	names, err := staged.Names()
+	if err != nil {
+		return s, &storeError{err}
+	}
+	for _, name := range names {
+		s.marks[name] = true
+	}
+	return s, nil
+}
+
+// claim makes sure that an opened folder is this user's.
+func claim(dir *hostdir.Dir, err error) (*hostdir.Dir, error) {
+	if err != nil {
+		return nil, err
+	}
+	e, err := dir.Self()
+	if err == nil && e.UID != uint32(os.Geteuid()) {
+		err = &OwnerError{storeName, e.UID}
+	}
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+// tighten makes the folder nobody else's business, should somebody have opened it up.
+func (s *store) tighten() error {
+	if s.dir == nil {
+		return nil
+	}
+	e, err := s.dir.Self()
+	if err == nil && e.Perm != storePerm {
+		err = s.dir.Chmod(storePerm)
+	}
+	return err
+}
+
+func (s *store) close() {
+	for _, d := range s.slots {
+		d.Close()
+	}
+	for _, d := range []*hostdir.Dir{s.run, s.tmp, s.originals, s.staged, s.dir} {
+		if d != nil {
+			d.Close()
+		}
+	}
+}
+
+// ensure opens the folder name in parent and makes it if need be.
+func ensure(parent *hostdir.Dir, name string) (dir *hostdir.Dir, created bool, err error) {
+	dir, err = parent.Sub(name)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return dir, false, err
+	}
+	dir, err = parent.Make(name, storePerm)
+	if errors.Is(err, fs.ErrExist) { // another run was quicker
+		dir, err = parent.Sub(name)
+		return dir, false, err
+	}
+	return dir, err == nil, err
+}
+
+// open opens or makes one of the store's own folders.
+func (s *store) open(at **hostdir.Dir, name string) (*hostdir.Dir, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if *at != nil {
+		return *at, nil
+	}
+	if s.dir == nil {
+		dir, created, err := ensure(s.bin, storeName)
+		if dir, err = claim(dir, err); err != nil {
+			return nil, &storeError{err}
+		}
+		s.dir, s.created = dir, created
+	}
+	dir, _, err := ensure(s.dir, name)
+	if err != nil {
+		return nil, &storeError{err}
+	}
+	*at = dir
+	return dir, nil
+}
+
+// runDir is this run's own folder for files being written. Its lock tells other runs that it is in use.
+func (s *store) runDir() (*hostdir.Dir, error) {
+	tmp, err := s.open(&s.tmp, tmpName)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.run == nil {
+		name := rand.Text()
+		dir, err := tmp.Make(name, storePerm)
+		if err != nil {
+			return nil, err
+		}
+		// Before it was locked, another run may have taken it for a leftover.
+		lockErr := dir.TryLock()
+		e, err := dir.Self()
+		if err != nil {
+			dir.Close()
+			return nil, err
+		}
+		if errors.Is(lockErr, hostdir.ErrLocked) || e.Nlink == 0 {
+			dir.Close()
+			continue
+		}
+		if lockErr != nil {
+			dir.Close()
+			return nil, lockErr
+		}
+		s.run, s.runName = dir, name
+	}
+	return s.run, nil
+}
+
+// slot is the folder of one name's originals.
+func (s *store) slot(name string) (*hostdir.Dir, error) {
+	originals, err := s.open(&s.originals, originalsName)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d := s.slots[name]; d != nil {
+		return d, nil
+	}
+	d, _, err := ensure(originals, name)
+	if err == nil {
+		s.slots[name] = d
+	}
+	return d, err
+}
+
+func mark(name, what string) string { return name + "@" + what }
+
+// ours says whether the file of this digest and entry under name is one that staging put there and nobody has touched.
+func (s *store) ours(name, digest string, e hostdir.Entry) bool {
+	return s.marks[mark(name, digest)] && exact(e)
+}
+
+// exact says whether a file's metadata is what staging leaves.
+func exact(e hostdir.Entry) bool { return e.Kind == hostdir.File && metadataDiffers(e) == "" }
+
+// mark records, durably once syncMarks has run, that this run is about to publish these digests under these names.
+func (s *store) mark(names ...string) (made []string, err error) {
+	staged, err := s.open(&s.staged, stagedName)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		f, err := staged.Create(name)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return made, err
+		}
+		made = append(made, name)
+		if err := f.Close(); err != nil {
+			return made, err
+		}
+	}
+	return made, nil
+}
+
+func (s *store) unmark(names []string) {
+	for _, name := range names {
+		s.staged.Remove(name) // one that stays speaks of a file that is not there: harmless
+	}
+}
+
+// clearLeftovers removes what runs that did not end have left in tmp. It must hold the bin dir's lock.
+func (s *store) clearLeftovers() error {
+	if s.dir == nil {
+		return nil
+	}
+	tmp, err := s.dir.Sub(tmpName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer tmp.Close()
+	names, err := tmp.Names()
+	errs := []error{err}
+	for _, name := range names {
+		errs = append(errs, clearLeftover(tmp, name))
+	}
+	return errors.Join(errs...)
+}
+
+func clearLeftover(tmp *hostdir.Dir, name string) error {
+	dir, err := tmp.Sub(name)
+	if err == nil {
+		defer dir.Close()
+		if errors.Is(dir.TryLock(), hostdir.ErrLocked) {
+			return nil // a run that did not get the bin dir's lock and went on without it
+		}
+	}
+	return tmp.RemoveAll(name)
+}
+
+// settleSwaps files what a crash has left half exchanged. It must hold the bin dir's lock.
+func (s *store) settleSwaps(ctx context.Context) error {
+	if s.dir == nil {
+		return nil
+	}
+	originals, err := s.dir.Sub(originalsName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer originals.Close()
+	names, err := originals.Names()
+	errs := []error{err}
+	for _, name := range names {
+		if plugin.CheckName(name) != nil {
+			continue
+		}
+		slot, err := originals.Sub(name)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		files, err := slot.Names()
+		errs = append(errs, err)
+		for _, file := range files {
+			if strings.HasPrefix(file, swapPrefix) && !s.alive(file) {
+				_, err := s.settle(ctx, slot, name, file, true)
+				errs = append(errs, err)
+			}
+		}
+		slot.Close()
+	}
+	return errors.Join(errs...)
+}
+
+// alive says whether the run that made a swap name still lives. It then settles the swap itself.
+func (s *store) alive(swap string) bool {
+	tmp, err := s.dir.Sub(tmpName)
+	if err != nil {
+		return false
+	}
+	defer tmp.Close()
+	run, err := tmp.Sub(swapRun(swap))
+	if err != nil {
+		return false
+	}
+	defer run.Close()
+	return errors.Is(run.TryLock(), hostdir.ErrLocked)
+}
+
+// settle decides what becomes of a file that lies in a slot under its swap name: one of ours is removed, anything else is
+// kept as the newest original, or removed too if keep is false. It returns the original's name.
+func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string, keep bool) (string, error) {
+	e, err := slot.Stat(swap)
+	if err != nil {
+		return "", err
+	}
+	digest, err := digestOf(ctx, slot, swap, e)
+	if err != nil {
+		return "", err
+	}
+	// Before the exchange it is our new file, with the digest that its name says; after it, it may be our last one.
+	unpublished := exact(e) && digest == swapDigest(swap)
+	if !keep || unpublished || s.ours(name, digest, e) {
+		return "", slot.Remove(swap)
+	}
+	files, err := slot.Names()
+	if err != nil {
+		return "", err
+	}
+	kept := parseOriginals(files)
+	for n := nextNumber(kept); ; n++ {
+		file := fmt.Sprintf("%d-%s", n, digest)
+		err := slot.Publish(slot, swap, file)
+		if errors.Is(err, fs.ErrExist) { // an unlocked run was here
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		for len(kept) >= keepOriginals {
+			if err := slot.Remove(kept[0].file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return file, err
+			}
+			kept = kept[1:]
+		}
+		return file, nil
+	}
+}
+
+// swapName is the name of an exchange under way: <prefix><digest of our file>-<run>.
+func swapName(digest, run string) string { return swapPrefix + digest + "-" + run }
+
+func swapDigest(swap string) string {
+	digest, _, _ := strings.Cut(strings.TrimPrefix(swap, swapPrefix), "-")
+	return digest
+}
+
+func swapRun(swap string) string { return swap[strings.LastIndexByte(swap, '-')+1:] }
+
+// original is one kept file: <n>-<digest>.
+type original struct {
+	n            int
+	digest, file string
+}
+
+var originalName = regexp.MustCompile(`^([1-9][0-9]{0,8})-([0-9a-f]{64}|` + unreadDigest + `)$`)
+
+// parseOriginals reads a slot's names, oldest first.
+func parseOriginals(files []string) []original {
+	var kept []original
+	for _, file := range files {
+		if m := originalName.FindStringSubmatch(file); m != nil {
+			n, _ := strconv.Atoi(m[1]) // at most nine digits
+			kept = append(kept, original{n, m[2], file})
+		}
+	}
+	slices.SortFunc(kept, func(a, b original) int { return cmp.Compare(a.n, b.n) })
+	return kept
+}
+
+func nextNumber(kept []original) int {
+	if len(kept) == 0 {
+		return 1
+	}
+	return kept[len(kept)-1].n + 1
+}
+
+// digestOf returns the SHA-256 of a file, or of a symlink's target. What this process may not read, or what is larger than
+// any plugin, is not read: staging does not fail for want of its digest.
+func digestOf(ctx context.Context, dir *hostdir.Dir, name string, e hostdir.Entry) (string, error) {
+	if e.Kind == hostdir.Symlink {
+		target, err := dir.Readlink(name)
+		sum := sha256.Sum256([]byte(target))
+		return hex.EncodeToString(sum[:]), err
+	}
+	if e.Kind != hostdir.File || e.Size > plugin.MaxSize {
+		return unreadDigest, nil
+	}
+	f, _, err := dir.OpenFile(name)
+	if err != nil {
+		return unreadDigest, nil
+	}
+	defer f.Close()
+	digest, err := hashFile(ctx, f)
+	if err != nil && ctx.Err() == nil {
+		return unreadDigest, nil
+	}
+	return digest, err
+}
+
+// hashFile returns the SHA-256 of a file's bytes from where it stands to its end.
+func hashFile(ctx context.Context, f io.Reader) (string, error) {
+	buf := copyBuffers.Get().(*[copySize]byte)
+	defer copyBuffers.Put(buf)
+	h := sha256.New()
+	_, err := io.CopyBuffer(h, &reader{ctx, f}, buf[:])
+	return hex.EncodeToString(h.Sum(nil)), err
+}
+
+// reader ends with ctx, and hides a file's own ways to be copied, so that the buffer's size holds.
+type reader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r *reader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.r.Read(p)
+}
+
+// sync makes the folder's names durable.
+func (s *store) sync() error {
+	var errs []error
+	for _, d := range s.slots {
+		errs = append(errs, d.Sync())
+	}
+	for _, d := range []*hostdir.Dir{s.originals, s.dir} {
+		if d != nil {
+			errs = append(errs, d.Sync())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// tidy removes this run's folder and, if the run made the store and nothing came to lie in it, the store.
+func (s *store) tidy() error {
+	if s.run != nil {
+		if err := s.tmp.RemoveAll(s.runName); err != nil {
+			return err
+		}
+	}
+	if !s.created {
+		return nil
+	}
+	// Each of these stays if it holds anything.
+	for name := range s.slots {
+		s.originals.RemoveDir(name)
+	}
+	for _, name := range []string{stagedName, originalsName, tmpName} {
+		s.dir.RemoveDir(name)
+	}
+	s.bin.RemoveDir(storeName)
+	return nil
+}
