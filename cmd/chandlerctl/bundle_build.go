@@ -47,7 +47,8 @@ The bundle appears at --out when it is whole, or not at all. Nothing, or an empt
 		},
 	}
 	cli.Choice(cmd, &opts.source, "source", "module", "where the plugins come from: module", "module")
-	cli.Choice(cmd, &opts.form, "form", "separate", "how they are built: separate (one executable each)", "separate")
+	cli.Choice(cmd, &opts.form, "form", source.Multicall,
+		"how they are built: multicall (one executable under every name, an eighth of the bytes), separate (one each)", source.Multicall, source.Separate)
 	cli.Choice(cmd, &opts.arch, "arch", runtime.GOARCH, "architecture of the nodes, as Go spells it", plugin.Arches()...)
 	cli.Output(cmd, &opts.output)
 	cmd.Flags().StringVar(&opts.out, "out", "", "directory to make the bundle at")
@@ -74,6 +75,7 @@ func runBundleBuild(ctx context.Context, streams cli.Streams, opts bundleBuildOp
 		Dir:      filepath.Join(opts.upstream, pins.PluginsDir),
 		Path:     p.Plugins.Module,
 		Version:  p.Plugins.Version,
+		Form:     opts.form,
 		Arch:     opts.arch,
 		Environ:  os.Environ(),
 		Progress: progressOn(streams.Err),

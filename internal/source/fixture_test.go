@@ -27,6 +27,7 @@ var published = map[string]map[string]string{
 		"plugins/main/one/main.go": "package main\n\nimport \"example.com/plugins/pkg/utils/buildversion\"\n\n" +
 			"func main() { println(\"one\", buildversion.BuildVersion) }\n",
 		"plugins/meta/two/main.go":    "package main\n\nfunc main() { println(\"two\") }\n",
+		"plugins/main/flags/main.go":  "package main\n\nimport \"flag\"\n\nfunc main() { flag.Parse() }\n",
 		"plugins/main/broken/main.go": "package main\n\nfunc main() { nothing() }\n",
 	},
 	"example.com/unlicensed": {
@@ -42,6 +43,7 @@ go 1.26.0
 
 tool (
 	example.com/plugins/plugins/main/broken
+	example.com/plugins/plugins/main/flags
 	example.com/plugins/plugins/main/one
 	example.com/plugins/plugins/meta/two
 	example.com/unlicensed
@@ -118,7 +120,7 @@ func fixture(t *testing.T) source.Module {
 		t.Fatal(err)
 	}
 	return source.Module{
-		Dir: copyModule(t, p.dir), Path: "example.com/plugins", Version: "v0.1.0", Arch: runtime.GOARCH, Environ: p.environ,
+		Dir: copyModule(t, p.dir), Path: "example.com/plugins", Version: "v0.1.0", Form: source.Separate, Arch: runtime.GOARCH, Environ: p.environ,
 		Plugins: []source.Plugin{
 			{Name: "one", Role: bundle.Main, Package: "example.com/plugins/plugins/main/one"},
 			{Name: "two", Role: bundle.Meta, Package: "example.com/plugins/plugins/meta/two"},

@@ -15,7 +15,7 @@ import (
 	"github.com/chandler-cni/chandler/internal/bundle"
 )
 
-// Module is a Go module whose main packages are plugins, built here with the Go command into one executable each.
+// Module is a Go module whose main packages are plugins, built here with the Go command.
 //
 // The module is required by the go.mod in Dir, and go.sum there is what verifies its source and that of all it needs:
 // the Go command compares each module with it, one from its cache too, and Dir may replace none. Two builds of one Module
@@ -25,6 +25,7 @@ type Module struct {
 	Path    string // of the module
 	Version string // which Dir must require; what the plugins call themselves
 	Plugins []Plugin
+	Form    string // Separate or Multicall
 	Arch    string // as GOARCH spells it
 
 	// Environ is the caller's environment. The Go command keeps from it, and from what "go env -w" has set, where things
@@ -34,6 +35,12 @@ type Module struct {
 	// Progress, if set, is called before the compilation of the i-th of n plugins, counted from 1.
 	Progress func(name string, i, n int)
 }
+
+// The forms of what a module is built into: an executable each, or one that answers to all the names.
+const (
+	Separate  = "separate"
+	Multicall = "multicall"
+)
 
 // Plugin is one of a module's plugins.
 type Plugin struct {
@@ -45,6 +52,9 @@ type Plugin struct {
 // Bundle compiles the plugins and makes the bundle at out, where nothing, or an empty directory, may stand.
 // Errors of the Go command are *GoError. When ctx ends, so does the build, and its error is the cause of that.
 func (m Module) Bundle(ctx context.Context, out string) (err error) {
+	if m.Form != Separate && m.Form != Multicall {
+		return fmt.Errorf("form %q is neither %s nor %s", m.Form, Separate, Multicall)
+	}
 	tmp, err := os.MkdirTemp("", "chandler-build-")
 	if err != nil {
 		return err
@@ -59,28 +69,36 @@ func (m Module) Bundle(ctx context.Context, out string) (err error) {
 	if err != nil {
 		return fmt.Errorf("read module: %w", err)
 	}
-	from := bundle.Source{Kind: "module", Form: "separate", Module: m.Path + "@" + m.Version, Sum: linked[m.Path].Sum, Go: g.version}
+	from := bundle.Source{Kind: "module", Form: m.Form, Module: m.Path + "@" + m.Version, Sum: linked[m.Path].Sum, Go: g.version}
 	return makeBundle(out, m.Version, m.Arch, from, func(w *bundle.Writer) error {
-		if err := m.compile(ctx, g, w, tmp); err != nil {
+		compile := m.compileSeparate
+		if m.Form == Multicall {
+			compile = m.compileMulticall
+		}
+		if err := compile(ctx, g, w, tmp); err != nil {
 			return err
 		}
 		return addLicenses(w, g, linked)
 	})
 }
 
-// compile builds the plugins one after another. On two cores that takes as long as one "go build" of all of them while the
+// buildFlags are those of "go build", as upstream builds its releases, and stripped. Static linking comes from CGO_ENABLED=0;
+// the bundle checks it.
+func (m Module) buildFlags() []string {
+	return []string{"build", "-trimpath", "-buildvcs=false", "-ldflags",
+		"-s -w -X " + m.Path + "/pkg/utils/buildversion.BuildVersion=" + m.Version}
+}
+
+// compileSeparate builds the plugins one after another. On two cores that takes as long as one "go build" of all of them while the
 // build cache is cold (18 and 19 s), where the compiler keeps both cores busy either way, and 3.4 s instead of 1.3 s when
 // nothing but linking is left. For that it says which one it is at and which one failed, and needs the room of one.
-func (m Module) compile(ctx context.Context, g *goCommand, w *bundle.Writer, tmp string) error {
-	flags := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags",
-		// As upstream builds its releases, and stripped. Static linking comes from CGO_ENABLED=0; the bundle checks it.
-		"-s -w -X " + m.Path + "/pkg/utils/buildversion.BuildVersion=" + m.Version}
+func (m Module) compileSeparate(ctx context.Context, g *goCommand, w *bundle.Writer, tmp string) error {
 	for i, p := range m.Plugins {
 		if m.Progress != nil {
 			m.Progress(p.Name, i+1, len(m.Plugins))
 		}
 		file := filepath.Join(tmp, "plugin")
-		if _, err := g.run(ctx, slices.Concat(flags, []string{"-o", file, p.Package})...); err != nil {
+		if _, err := g.run(ctx, slices.Concat(m.buildFlags(), []string{"-o", file, p.Package})...); err != nil {
 			return fmt.Errorf("compile %s: %w", p.Name, err)
 		}
 		if err := moveInto(w, p, file); err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"debug/buildinfo"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,18 +26,18 @@ import (
 	"github.com/chandler-cni/chandler/internal/source"
 )
 
-// The real module, which takes some 20 s to compile for the first time, is compiled twice by these tests: once for all
-// that look at the result, and once more to compare. Everything else is tested on the small module of fixture_test.go.
+// The real module, which takes some 20 s to compile for the first time, is built once in each form for all tests that look
+// at the result, and once more to compare. Everything else is tested on the small module of fixture_test.go.
 
 const upstream = "../../" + pins.Folder
 
 // reference is the pinned module, with its go.mod in dir.
-func reference(dir string) (source.Module, error) {
+func reference(dir, form string) (source.Module, error) {
 	p, err := pins.Load(filepath.Join(upstream, pins.FileName))
 	if err != nil {
 		return source.Module{}, err
 	}
-	m := source.Module{Dir: dir, Path: p.Plugins.Module, Version: p.Plugins.Version, Arch: runtime.GOARCH, Environ: os.Environ()}
+	m := source.Module{Dir: dir, Path: p.Plugins.Module, Version: p.Plugins.Version, Form: form, Arch: runtime.GOARCH, Environ: os.Environ()}
 	for _, s := range p.Plugins.Staged {
 		m.Plugins = append(m.Plugins, source.Plugin{Name: s.Name, Role: s.Role, Package: p.Plugins.Package(s)})
 	}
@@ -60,27 +61,43 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// built makes the bundle of the reference plugins, once.
-var built = sync.OnceValues(func() (string, error) {
-	m, err := reference(filepath.Join(upstream, pins.PluginsDir))
+// built makes the bundle of the reference plugins, once in each form.
+var built = map[string]func() (string, error){
+	source.Separate:  sync.OnceValues(func() (string, error) { return buildReference(source.Separate) }),
+	source.Multicall: sync.OnceValues(func() (string, error) { return buildReference(source.Multicall) }),
+}
+
+func buildReference(form string) (string, error) {
+	m, err := reference(filepath.Join(upstream, pins.PluginsDir), form)
 	if err != nil {
 		return "", err
 	}
-	out := filepath.Join(scratch, "reference")
+	out := filepath.Join(scratch, "reference-"+form)
 	return out, m.Bundle(context.Background(), out)
-})
+}
 
-func openBuilt(t *testing.T) (*bundle.Bundle, string) {
+func openBuilt(t *testing.T, form string) (*bundle.Bundle, string) {
 	t.Helper()
-	path, err := built()
+	path, err := built[form]()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return verified(t, path), path
 }
 
-func TestReferencePlugins(t *testing.T) {
-	b, path := openBuilt(t)
+// eachForm runs test with the built bundle of each form.
+func eachForm(t *testing.T, test func(t *testing.T, form string, b *bundle.Bundle, path string)) {
+	for _, form := range []string{source.Separate, source.Multicall} {
+		t.Run(form, func(t *testing.T) {
+			b, path := openBuilt(t, form)
+			test(t, form, b, path)
+		})
+	}
+}
+
+func TestReferencePlugins(t *testing.T) { eachForm(t, testReferencePlugins) }
+
+func testReferencePlugins(t *testing.T, form string, b *bundle.Bundle, path string) {
 	p, err := pins.Load(filepath.Join(upstream, pins.FileName))
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +119,7 @@ func TestReferencePlugins(t *testing.T) {
 	if line := p.Plugins.Module + " " + p.Plugins.Version + " " + src.Sum + "\n"; !strings.HasPrefix(src.Sum, "h1:") || !strings.Contains(string(sums), line) {
 		t.Errorf("sum %q is not in go.sum", src.Sum)
 	}
-	if src.Kind != "module" || src.Form != "separate" || src.Module != p.Plugins.Module+"@"+p.Plugins.Version || !strings.HasPrefix(src.Go, "go1.") {
+	if src.Kind != "module" || src.Form != form || src.Module != p.Plugins.Module+"@"+p.Plugins.Version || !strings.HasPrefix(src.Go, "go1.") {
 		t.Errorf("source: %+v", src)
 	}
 
@@ -114,8 +131,9 @@ func TestReferencePlugins(t *testing.T) {
 }
 
 // Every plugin answers VERSION, and calls itself what upstream's own build does.
-func TestReferencePluginsRun(t *testing.T) {
-	b, path := openBuilt(t)
+func TestReferencePluginsRun(t *testing.T) { eachForm(t, testReferencePluginsRun) }
+
+func testReferencePluginsRun(t *testing.T, _ string, b *bundle.Bundle, path string) {
 	for _, p := range b.Manifest.Plugins {
 		file := filepath.Join(path, "bin", p.Name)
 		f, err := b.OpenPlugin(p)
@@ -135,9 +153,10 @@ func TestReferencePluginsRun(t *testing.T) {
 }
 
 // The same bytes come out in another folder, for a caller with other ideas of flags and instruction sets.
-func TestReferenceReproducible(t *testing.T) {
-	b, _ := openBuilt(t)
-	m, err := reference(copyModule(t, filepath.Join(upstream, pins.PluginsDir)))
+func TestReferenceReproducible(t *testing.T) { eachForm(t, testReferenceReproducible) }
+
+func testReferenceReproducible(t *testing.T, form string, b *bundle.Bundle, _ string) {
+	m, err := reference(copyModule(t, filepath.Join(upstream, pins.PluginsDir)), form)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,11 +175,54 @@ func TestReferenceReproducible(t *testing.T) {
 	}
 }
 
+// The multi-call form is one small file under every name, and under any other says which names it serves.
+func TestMulticall(t *testing.T) {
+	b, path := openBuilt(t, source.Multicall)
+	distinct, err := b.Distinct()
+	if err != nil || len(distinct) != 1 {
+		t.Errorf("%d distinct files, %v", len(distinct), err)
+	}
+	if size := distinct[0].Size; size > 5.8e6 {
+		t.Errorf("%d bytes are more than 5.8 MB", size)
+	}
+	other := filepath.Join(t.TempDir(), "other")
+	if err := os.Symlink(filepath.Join(path, "bin", "bridge"), other); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(other)
+	cmd.Env = []string{"CNI_COMMAND=ADD"}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	var answer struct{ Msg string }
+	if err == nil || json.Unmarshal(out, &answer) != nil {
+		t.Errorf("%v, %s", err, out)
+	}
+	for _, said := range []string{answer.Msg, stderr.String()} {
+		if !strings.Contains(said, `called as "other"`) || !strings.Contains(said, "bandwidth bridge firewall") {
+			t.Errorf("says %q", said)
+		}
+	}
+}
+
+// What the generator does not know stops the build, which leaves nothing.
+func TestMulticallUnknown(t *testing.T) {
+	m := fixture(t)
+	m.Form = source.Multicall
+	m.Plugins = append(m.Plugins, source.Plugin{Name: "flags", Role: bundle.Main, Package: "example.com/plugins/plugins/main/flags"})
+	out := filepath.Join(t.TempDir(), "bundle")
+	var unknown *source.UnknownError
+	if err := m.Bundle(t.Context(), out); !errors.As(err, &unknown) || unknown.Plugin != "flags" {
+		t.Error(err)
+	}
+	mustBeAbsent(t, out)
+}
+
 // go.sum has the last word on the source, also of a module that is in the cache already, whatever the caller's settings
 // of proxies and checksum databases are.
 func TestSumVerifiesSource(t *testing.T) {
 	dir := copyModule(t, filepath.Join(upstream, pins.PluginsDir))
-	m, err := reference(dir)
+	m, err := reference(dir, source.Separate)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -61,7 +61,7 @@ var hunkHeader = regexp.MustCompile(`^@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?
 // ParsePatch reads a unified diff as git and diff -u write it. Text around the diffs is skipped. What a diff can say
 // beyond the change of lines (renames, modes, binary files) is refused, and so is a hunk that its header does not describe.
 func ParsePatch(name string, data []byte) (*Patch, error) {
-	p := &parser{name: name, lines: splitLines(data)}
+	p := &patchParser{name: name, lines: splitLines(data)}
 	patch := &Patch{Name: name}
 	for p.at < len(p.lines) {
 		if strings.HasPrefix(p.peek(0), "diff --git ") {
@@ -93,20 +93,20 @@ func ParsePatch(name string, data []byte) (*Patch, error) {
 	return patch, nil
 }
 
-type parser struct {
+type patchParser struct {
 	name  string
 	lines []string // with their line feeds
 	at    int
 }
 
-func (p *parser) peek(n int) string { return lineAt(p.lines, p.at+n) }
+func (p *patchParser) peek(n int) string { return lineAt(p.lines, p.at+n) }
 
-func (p *parser) fail(at int, format string, args ...any) error {
+func (p *patchParser) fail(at int, format string, args ...any) error {
 	return fmt.Errorf("parse patch %s: line %d: %w", p.name, at+1, fmt.Errorf(format, args...))
 }
 
 // gitHeader passes over what git writes above a file's diff, if the diff of lines is all there is to it.
-func (p *parser) gitHeader() error {
+func (p *patchParser) gitHeader() error {
 	for p.at++; !strings.HasPrefix(p.peek(0), "--- "); p.at++ {
 		known := func(prefix string) bool { return strings.HasPrefix(p.peek(0), prefix) }
 		if !slices.ContainsFunc([]string{"index ", "new file mode 100644", "deleted file mode "}, known) {
@@ -117,7 +117,7 @@ func (p *parser) gitHeader() error {
 }
 
 // file reads one file's header and hunks.
-func (p *parser) file() (filePatch, error) {
+func (p *patchParser) file() (filePatch, error) {
 	var f filePatch
 	start := p.at
 	from, err := p.path("--- ", "a/")
@@ -167,7 +167,7 @@ func (p *parser) file() (filePatch, error) {
 }
 
 // path reads a header line's path, without the a/ or b/ in front. It is empty for /dev/null.
-func (p *parser) path(marker, prefix string) (string, error) {
+func (p *patchParser) path(marker, prefix string) (string, error) {
 	line := strings.TrimPrefix(p.lines[p.at], marker)
 	name, _, _ := strings.Cut(strings.TrimRight(line, "\r\n"), "\t") // a time may follow
 	p.at++
@@ -182,7 +182,7 @@ func (p *parser) path(marker, prefix string) (string, error) {
 }
 
 // hunk reads one hunk: as many lines as its header says, and not one more.
-func (p *parser) hunk() (h hunk, newStart int, err error) {
+func (p *patchParser) hunk() (h hunk, newStart int, err error) {
 	at := p.at
 	m := hunkHeader.FindStringSubmatch(p.lines[p.at])
 	if m == nil {

@@ -1,0 +1,10 @@
+module github.com/chandler-cni/chandler/test/root
+
+go 1.26.0
+
+require (
+	github.com/chandler-cni/chandler v0.0.0
+	golang.org/x/sys v0.50.0
+)
+
+replace github.com/chandler-cni/chandler => ../..

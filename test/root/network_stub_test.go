@@ -1,0 +1,5 @@
+//go:build root
+
+package root
+
+func attachedPlugins() []string { return nil }
