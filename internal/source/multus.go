@@ -2,18 +2,15 @@ package source
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
+
+	"golang.org/x/mod/sumdb/dirhash"
 )
 
 // MultusDir is the folder of upstream/ that holds the module that pins Multus, and the patches it is built with.
@@ -49,7 +46,7 @@ type Multus struct {
 // their names; one that does not apply exactly is the error, and names the hunk. environ is as in Module. The caller closes it.
 func NewMultus(ctx context.Context, dir string, environ []string) (_ *Multus, err error) {
 	m := &Multus{patchDir: filepath.Join(dir, "patches")}
-	if m.tmp, err = os.MkdirTemp("", "chandler-multus-"); err != nil {
+	if m.tmp, err = os.MkdirTemp("", "chandler-build-"); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -64,13 +61,17 @@ func NewMultus(ctx context.Context, dir string, environ []string) (_ *Multus, er
 	}
 	m.module = Module{Dir: filepath.Join(m.tmp, "module"), Path: multusModule, Plugins: multusPrograms, Environ: environ}
 	m.Tree = filepath.Join(m.module.Dir, "multus")
-	sum, err := copyModule(m.Tree, cached, multusModule+"@"+m.Version)
-	if err != nil {
+	if err := os.CopyFS(m.Tree, os.DirFS(cached)); err != nil {
 		return nil, fmt.Errorf("copy %s: %w", multusModule, err)
 	}
+	// The Go command holds what it downloads to go.sum, and not what has lain in its cache since.
+	sum, err := dirhash.HashDir(m.Tree, multusModule+"@"+m.Version, dirhash.Hash1)
+	if err != nil {
+		return nil, fmt.Errorf("hash the copy of %s: %w", multusModule, err)
+	}
 	if sum != m.Sum {
-		return nil, fmt.Errorf("the cached source of %s@%s is %s, and go.sum says %s: 'go clean -modcache' removes it",
-			multusModule, m.Version, sum, m.Sum)
+		return nil, fmt.Errorf("%s is not the source of %s@%s: its sum is %s, not the %s of go.sum; 'go clean -modcache' removes it",
+			cached, multusModule, m.Version, sum, m.Sum)
 	}
 	if err := m.applyPatches(); err != nil {
 		return nil, err
@@ -259,54 +260,4 @@ func (d programDir) file(name string, text []byte) error {
 		return err
 	}
 	return os.WriteFile(at, text, 0o644)
-}
-
-// copyModule copies a module's source to a new directory, writable, and returns the sum that go.sum knows it by: of every
-// file's name and digest, in order. name is the module's path and version.
-func copyModule(to, from, name string) (string, error) {
-	digests := make(map[string]string)
-	err := filepath.WalkDir(from, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(from, p)
-		if err != nil {
-			return err
-		}
-		if d.IsDir() {
-			return os.MkdirAll(filepath.Join(to, rel), 0o755)
-		}
-		if !d.Type().IsRegular() {
-			return &fs.PathError{Op: "copy", Path: p, Err: errors.New("not a regular file")}
-		}
-		digests[name+"/"+filepath.ToSlash(rel)], err = copyFile(filepath.Join(to, rel), p)
-		return err
-	})
-	if err != nil {
-		return "", err
-	}
-	h := sha256.New()
-	for _, file := range slices.Sorted(maps.Keys(digests)) {
-		fmt.Fprintf(h, "%s  %s\n", digests[file], file)
-	}
-	return "h1:" + base64.StdEncoding.EncodeToString(h.Sum(nil)), nil
-}
-
-// copyFile copies a file and returns the SHA-256 of what it wrote.
-func copyFile(to, from string) (_ string, err error) {
-	in, err := os.Open(from)
-	if err != nil {
-		return "", err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
-	if err != nil {
-		return "", err
-	}
-	defer func() { err = errors.Join(err, out.Close()) }()
-	h := sha256.New()
-	if _, err := io.Copy(io.MultiWriter(out, h), in); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%x", h.Sum(nil)), nil
 }
