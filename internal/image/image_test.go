@@ -142,6 +142,9 @@ func TestIndex(t *testing.T) {
 		a["org.opencontainers.image.source"] != "https://github.com/chandler-cni/chandler" || a["org.opencontainers.image.created"] != "1970-01-01T00:00:00Z" {
 		t.Errorf("annotations are %v", a)
 	}
+	if raw, _ := img.index.RawManifest(); bytes.Contains(raw, []byte("artifactType")) {
+		t.Errorf("the index holds artifacts: %s", raw)
+	}
 	for i, d := range index.Manifests {
 		arch := spec.Platforms[i].Arch
 		if d.MediaType != types.OCIManifestSchema1 || d.Platform == nil || d.Platform.OS != "linux" || d.Platform.Architecture != arch {

@@ -145,14 +145,14 @@ func (i *Image) layoutIndex(name string) ([]byte, error) {
 	if at := strings.LastIndexByte(name, ':'); at > strings.LastIndexByte(name, '/') {
 		tag = name[at+1:]
 	}
-	return json.MarshalIndent(v1.IndexManifest{
+	return json.Marshal(indexManifest{
 		SchemaVersion: 2,
 		MediaType:     types.OCIImageIndex,
-		Manifests: []v1.Descriptor{{
-			MediaType: types.OCIImageIndex, Size: int64(len(manifest)), Digest: digest,
+		Manifests: []descriptor{{
+			MediaType: types.OCIImageIndex, Digest: digest, Size: int64(len(manifest)),
 			Annotations: map[string]string{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag},
 		}},
-	}, "", "  ")
+	})
 }
 
 func writeDir(out string, files []entry) (err error) {
