@@ -64,19 +64,13 @@ func Probe(ctx context.Context, f *os.File, path, name string) ([]string, error)
 		}
 		target = path
 	}
-	// An empty pipe and not /dev/null, which need not be there: a root that was extracted from an image has none.
-	stdin, unwritten, err := os.Pipe()
-	if err != nil {
-		return nil, &ExecError{err}
-	}
-	defer stdin.Close()
-	unwritten.Close()
 	var stdout, stderr limitedBuffer
 	cmd := exec.CommandContext(limited, target)
 	cmd.Args = []string{name}
 	cmd.Env = []string{"CNI_COMMAND=VERSION"}
 	cmd.ExtraFiles = []*os.File{f}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &stdout, &stderr
+	cmd.Stdin = strings.NewReader("") // and not /dev/null, which a container can be without
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.WaitDelay = waitDelay
 	// A group of its own, so that what the plugin may have started ends with it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -99,7 +93,7 @@ func Probe(ctx context.Context, f *os.File, path, name string) ([]string, error)
 		return nil, &ExecError{errno}
 	}
 	endGroup(cmd.Process.Pid)
-	err = cmd.Wait()
+	err := cmd.Wait()
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
