@@ -18,17 +18,17 @@ import (
 // look it up and execute it never see anything else. The next plain run heals, nothing is left behind, and what stood there
 // before anybody staged is kept as it was.
 func TestKilledAtAnyInstant(t *testing.T) {
-	const rounds = 8 // of each case
 	cases := []struct {
 		name   string
 		first  string // placed there by somebody else
 		second string // then staged
 		killed string
+		rounds int
 	}{
-		{name: "fresh", killed: ring.bundle},
-		{name: "update", first: ring.older, killed: ring.bundle},
-		{name: "back", first: ring.older, second: ring.bundle, killed: ring.older},
-		{name: "one file under all names", first: ring.older, killed: ring.shared},
+		{name: "fresh", killed: ring.bundle, rounds: 8},
+		{name: "update", first: ring.older, killed: ring.bundle, rounds: 8},
+		{name: "back", first: ring.older, second: ring.bundle, killed: ring.older, rounds: 6},
+		{name: "one file under all names", first: ring.older, killed: ring.shared, rounds: 6},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -61,11 +61,11 @@ func TestKilledAtAnyInstant(t *testing.T) {
 				}
 			}
 			late := 0
-			for i := range rounds {
+			for i := range c.rounds {
 				dir, before := prepare()
 				w.over(dir, c.first != "")
 				// Every second instant is derived from the run's length, the others are random.
-				at := took * time.Duration(i+1) / (rounds + 1)
+				at := took * time.Duration(i+1) / time.Duration(c.rounds+1)
 				if i%2 == 1 {
 					at = rand.N(took)
 				}
@@ -99,9 +99,9 @@ func TestKilledAtAnyInstant(t *testing.T) {
 				os.RemoveAll(filepath.Dir(dir))
 			}
 			w.end()
-			t.Logf("a run takes %s; %d of %d kills came too late", took.Round(time.Millisecond), late, rounds)
-			if late > rounds/2 {
-				t.Fatalf("%d of %d kills came after the run's end", late, rounds)
+			t.Logf("a run takes %s; %d of %d kills came too late", took.Round(time.Millisecond), late, c.rounds)
+			if late > c.rounds/2 {
+				t.Fatalf("%d of %d kills came after the run's end", late, c.rounds)
 			}
 		})
 	}
