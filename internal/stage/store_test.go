@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -232,6 +233,55 @@ func TestFolderThatGoesDuringTheWait(t *testing.T) {
 	other.Close()
 	want(t, <-done, "bridge:new")
 	inPlace(t, bin, ref("bridge", "v1"))
+}
+
+// A run that went on without the lock makes its folder while another clears leftovers, and takes away what it made itself.
+func TestRunDirWhileOthersClear(t *testing.T) {
+	bin := t.TempDir()
+	dir, err := hostdir.Open(bin)
+	must(t, err)
+	defer dir.Close()
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond): // a run does this once, and not for ever
+			}
+			s, err := openStore(dir, true)
+			if err == nil {
+				err = s.clearLeftovers()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			if s.dir != nil { // as if it had made it
+				s.created = true
+				s.tidy()
+			}
+			s.close()
+		}
+	})
+	for range 300 {
+		s, err := openStore(dir, true)
+		must(t, err)
+		run, err := s.runDir()
+		if err != nil {
+			t.Error(err)
+		} else if f, err := run.Create("file"); err != nil {
+			t.Error(err)
+		} else {
+			f.Close()
+		}
+		if err := s.tidy(); err != nil {
+			t.Error(err)
+		}
+		s.close()
+	}
+	close(stop)
+	wg.Wait()
 }
 
 // A run that came to nothing takes away the folder that it made, but not from under one that has published.
