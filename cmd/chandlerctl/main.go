@@ -50,5 +50,6 @@ func newRoot(streams cli.Streams) *cobra.Command {
 	cli.Group(root)
 	cli.Prepare(root, streams)
 	root.AddCommand(newBundle(streams))
+	root.AddCommand(newRefs(streams))
 	return root
 }
