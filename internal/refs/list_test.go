@@ -344,7 +344,7 @@ ghcr.io/acme/a:v1@sha256-01
 ghcr.io/acme/b:v1@sha256-02
 `, []string{"g/a/images/x.tag:3: holds more than one reference"}, 2},
 		{"no reference in a tag file", "-- g/a/images/x.tag --\nGhcr.io/A b\n", []string{`g/a/images/x.tag:1: "Ghcr.io/A b" is not an image reference`}, 0},
-		{"a declared file is missing", "-- refs.yaml --\nfiles: [a/b.yaml, refs.yaml/x]\n", []string{"a/b.yaml: ", "no such file", "refs.yaml/x: ", "not a directory"}, 0},
+		{"a declared file is missing", "-- refs.yaml --\nfiles: [a/b.yaml, refs.yaml/x]\n", []string{"a/b.yaml: is declared and missing", "refs.yaml/x: ", "not a directory"}, 0},
 		{"a declared file is a directory", "-- refs.yaml --\nfiles: [a]\n-- a/x --\n", []string{"a: is not a regular file"}, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

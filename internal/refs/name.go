@@ -60,7 +60,7 @@ func cutScheme(name string) string {
 	return name
 }
 
-// name puts the image's name into r. Without a name, or with one that the grammar refuses, r is incomplete.
+// name puts the image's name into r. Without a name that the grammar takes, r is incomplete.
 func (r *Reference) name(registry, name string) {
 	full := cutScheme(name)
 	if registry != "" && full != "" {
@@ -68,8 +68,9 @@ func (r *Reference) name(registry, name string) {
 	}
 	var ok bool
 	if r.Registry, r.Repository, ok = parseName(full); !ok {
-		r.Repository, r.Incomplete = full, true
+		r.Repository = full
 	}
+	r.Incomplete = !ok
 }
 
 // pinned reads text as [name[:tag]]@digest. inTag says that it stands where a tag does, so that what is before the digest

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"runtime"
 	"slices"
 	"strings"
 )
@@ -93,6 +94,7 @@ func (e *FileError) Unwrap() error { return e.Err }
 
 var (
 	errNoReference = errors.New("holds no reference")
+	errMissing     = errors.New("is declared and missing")
 	errLink        = errors.New("is a symbolic link, and links are not followed")
 	errNotRegular  = errors.New("is not a regular file")
 	errSize        = fmt.Errorf("is larger than %d MiB", maxFile>>20)
@@ -154,23 +156,50 @@ type file struct {
 	*scanner // its references are in the order of their positions
 }
 
-// each reads every place in order and hands it to visit. It goes on past what cannot be read, and returns it as List does.
+// each reads every place and hands it to visit in order. It goes on past what cannot be read, and returns it as List does.
 func (t *Tree) each(ctx context.Context, visit func(*file)) error {
 	places, errs := t.places(ctx)
-	for _, p := range places {
-		if ctx.Err() != nil {
-			return ctx.Err()
+	type read struct {
+		file *file
+		err  error
+	}
+	// Files are parsed on every processor; no more of them are at hand than that.
+	workers := runtime.GOMAXPROCS(0)
+	running := make(chan struct{}, workers)
+	next := make(chan chan read, workers)
+	go func() {
+		defer close(next)
+		for _, p := range places {
+			if ctx.Err() != nil {
+				return
+			}
+			done := make(chan read, 1)
+			next <- done
+			running <- struct{}{}
+			go func() {
+				defer func() { <-running }()
+				src, err := t.read(p.path)
+				if err != nil {
+					done <- read{err: &FileError{File: p.path, Err: cause(err)}}
+					return
+				}
+				done <- read{file: scan(p, src)}
+			}()
 		}
-		src, err := t.read(p.path)
-		if err != nil {
-			errs = append(errs, &FileError{File: p.path, Err: cause(err)})
+	}()
+	for done := range next {
+		r := <-done
+		if r.err != nil {
+			errs = append(errs, r.err)
 			continue
 		}
-		f := scan(p, src)
-		for _, err := range f.errs {
+		for _, err := range r.file.errs {
 			errs = append(errs, err)
 		}
-		visit(f)
+		visit(r.file)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	return errors.Join(errs...)
 }
@@ -308,6 +337,8 @@ func (t *Tree) checkDeclared(name string) error {
 		}
 		info, err := t.root.Lstat(name[:i])
 		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return errMissing
 		case err != nil:
 			return err
 		case info.Mode()&fs.ModeSymlink != 0:

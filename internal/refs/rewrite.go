@@ -286,7 +286,6 @@ func (f *file) inPosition(config Config, at, end int) (Reference, bool) {
 	}
 	if beside := f.siblings(at); beside.name != "" {
 		name, _ := cutTag(cutScheme(beside.name))
-		r.Incomplete = false
 		r.name(beside.registry, name)
 	}
 	return r, true

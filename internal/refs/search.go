@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
 	"path"
 	"strings"
 )
@@ -39,8 +40,10 @@ func (t *Tree) search(ctx context.Context, skip func(string) bool, edited map[st
 			return nil
 		case d.Type()&fs.ModeSymlink != 0:
 			// Where it stays in the tree, what it leads to is searched in its own place.
-			if _, err := t.root.Stat(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				fail(name, errOutside)
+			if _, err := t.root.Stat(name); err != nil {
+				if _, err := os.Stat(path.Join(t.root.Name(), name)); err == nil {
+					fail(name, errOutside)
+				}
 			}
 			return nil
 		case !d.Type().IsRegular():

@@ -254,7 +254,6 @@ func (s *scanner) textAt(at int) (Reference, bool) {
 	}
 	if r.Incomplete && r.Repository == "" {
 		if beside := s.siblings(start); beside.name != "" {
-			r.Incomplete = false
 			r.name(beside.registry, beside.name)
 		}
 	}
