@@ -7,4 +7,6 @@ require (
 	golang.org/x/sys v0.50.0
 )
 
+require golang.org/x/mod v0.43.0 // indirect
+
 replace github.com/chandler-cni/chandler => ../..
