@@ -11,6 +11,7 @@ import (
 
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/cli"
+	"github.com/chandler-cni/chandler/internal/pins"
 	"github.com/chandler-cni/chandler/internal/source"
 )
 
@@ -84,6 +85,8 @@ func printMade(w io.Writer, output, path string) error {
 // hintFor says what to do about an error, where that is not plain from the error.
 func hintFor(err error) string {
 	var newer *bundle.NewerFormatError
+	var digest *source.DigestError
+	var pin *pins.NotPinnedError
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return "the plugins are compiled here: install Go (https://go.dev/dl) and have it in PATH"
@@ -93,6 +96,10 @@ func hintFor(err error) string {
 		return "'chandlerctl bundle build' and 'chandlerctl bundle pack' make bundles"
 	case errors.Is(err, source.ErrMixed):
 		return "pack a bundle for each architecture from a directory of its own"
+	case errors.As(err, &digest):
+		return "what was got is not the release: a page of a proxy, a damaged copy, or something worse"
+	case errors.As(err, &pin):
+		return "--source module builds for every architecture"
 	case errors.As(err, &newer):
 		return "use the chandlerctl that made this bundle, or a newer one"
 	}

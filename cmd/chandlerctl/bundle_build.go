@@ -15,8 +15,15 @@ import (
 	"github.com/chandler-cni/chandler/internal/source"
 )
 
+// The sources of the reference plugins.
+const (
+	moduleSource  = "module"
+	releaseSource = "release"
+)
+
 type bundleBuildOptions struct {
 	source, form, arch string
+	url, file          string // of the release
 	upstream           string // the folder of the pins; empty: to be found
 	out                string
 	output             string
@@ -33,6 +40,10 @@ From the source "module" it compiles them with the Go command, static and stripp
 upstream/plugins/go.mod requires; go.sum there verifies all of it. Modules that the Go command has no copy of are
 downloaded as its own settings say (GOPROXY and the like). Two builds with one Go toolchain are equal to the byte.
 
+From the source "release" it takes them out of upstream's own tarball, as they are. The tarball's SHA-256 is compared with
+the pinned one before anything in it is looked at, wherever it comes from: upstream, --url, or a copy that --file names.
+Proxies are those of the environment (HTTPS_PROXY and the like).
+
 The bundle appears at --out when it is whole, or not at all. Nothing, or an empty directory, may stand there before.
 
 ` + cli.ExitTable,
@@ -40,16 +51,25 @@ The bundle appears at --out when it is whole, or not at all. Nothing, or an empt
   chandlerctl bundle build --out out/bundle
 
   # for arm64, from a checkout elsewhere
-  chandlerctl bundle build --arch arm64 --upstream ~/chandler/upstream --out out/bundle-arm64`,
+  chandlerctl bundle build --arch arm64 --upstream ~/chandler/upstream --out out/bundle-arm64
+
+  # upstream's own bits, by way of a mirror
+  chandlerctl bundle build --source release --url 'https://mirror.example.com/cni/{version}/{arch}.tgz' --out out/bundle`,
 		Args: cli.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if opts.source == releaseSource && cmd.Flags().Changed("form") {
+				return cli.UsageError("--form is for --source module: a release is taken as it is")
+			}
 			return runBundleBuild(cmd.Context(), streams, opts)
 		},
 	}
-	cli.Choice(cmd, &opts.source, "source", "module", "where the plugins come from: module", "module")
+	cli.Choice(cmd, &opts.source, "source", moduleSource, "where the plugins come from: module (compiled here) or release (upstream's tarball)", moduleSource, releaseSource)
 	cli.Choice(cmd, &opts.form, "form", source.Multicall,
 		"how they are built: multicall (one executable under every name, an eighth of the bytes), separate (one each)", source.Multicall, source.Separate)
 	cli.Choice(cmd, &opts.arch, "arch", runtime.GOARCH, "architecture of the nodes, as Go spells it", plugin.Arches()...)
+	cmd.Flags().StringVar(&opts.url, "url", "",
+		"release: address to get the tarball from, with {arch} and {version} in it (default: upstream's)")
+	cmd.Flags().StringVar(&opts.file, "file", "", "release: a copy of the tarball; nothing is downloaded")
 	cli.Output(cmd, &opts.output)
 	cmd.Flags().StringVar(&opts.out, "out", "", "directory to make the bundle at")
 	cmd.Flags().StringVar(&opts.upstream, "upstream", "",
@@ -57,9 +77,28 @@ The bundle appears at --out when it is whole, or not at all. Nothing, or an empt
 	return cmd
 }
 
-func runBundleBuild(ctx context.Context, streams cli.Streams, opts bundleBuildOptions) error {
-	if opts.out == "" {
+func (o bundleBuildOptions) check() error {
+	switch {
+	case o.out == "":
 		return cli.UsageError("--out is missing: name the directory to make the bundle at")
+	case o.source != releaseSource && o.url != "":
+		return cli.UsageError("--url is for --source release")
+	case o.source != releaseSource && o.file != "":
+		return cli.UsageError("--file is for --source release")
+	case o.url != "" && o.file != "":
+		return cli.UsageError("--url and --file exclude each other")
+	}
+	if o.url != "" {
+		if _, err := pins.ExpandURL(o.url, o.arch, "v0.0.0"); err != nil {
+			return cli.UsageError("--url: %w", err)
+		}
+	}
+	return nil
+}
+
+func runBundleBuild(ctx context.Context, streams cli.Streams, opts bundleBuildOptions) error {
+	if err := opts.check(); err != nil {
+		return err
 	}
 	if opts.upstream == "" {
 		var err error
@@ -71,22 +110,62 @@ func runBundleBuild(ctx context.Context, streams cli.Streams, opts bundleBuildOp
 	if err != nil {
 		return err
 	}
-	module := source.Module{
-		Dir:      filepath.Join(opts.upstream, pins.PluginsDir),
-		Path:     p.Plugins.Module,
-		Version:  p.Plugins.Version,
-		Form:     opts.form,
-		Arch:     opts.arch,
-		Environ:  os.Environ(),
-		Progress: progressOn(streams.Err),
+	if opts.source == releaseSource {
+		err = opts.release(ctx, streams, &p.Plugins)
+	} else {
+		err = opts.module(ctx, streams, &p.Plugins)
 	}
-	for _, s := range p.Plugins.Staged {
-		module.Plugins = append(module.Plugins, source.Plugin{Name: s.Name, Role: s.Role, Package: p.Plugins.Package(s)})
-	}
-	if err := module.Bundle(ctx, opts.out); err != nil {
+	if err != nil {
 		return fmt.Errorf("build bundle: %w", err)
 	}
 	return printMade(streams.Out, opts.output, opts.out)
+}
+
+func (o bundleBuildOptions) module(ctx context.Context, streams cli.Streams, p *pins.Plugins) error {
+	return source.Module{
+		Dir:      filepath.Join(o.upstream, pins.PluginsDir),
+		Path:     p.Module,
+		Version:  p.Version,
+		Plugins:  sources(p),
+		Form:     o.form,
+		Arch:     o.arch,
+		Environ:  os.Environ(),
+		Progress: progressOn(streams.Err),
+	}.Bundle(ctx, o.out)
+}
+
+func (o bundleBuildOptions) release(ctx context.Context, streams cli.Streams, p *pins.Plugins) error {
+	sum, err := p.ReleaseDigest(o.arch)
+	if err != nil {
+		return err
+	}
+	r := source.Release{
+		Module:   p.Module,
+		Version:  p.Version,
+		Arch:     o.arch,
+		SHA256:   sum,
+		Plugins:  sources(p),
+		File:     o.file,
+		Progress: bytesOn(streams.Err),
+	}
+	if r.URL, err = pins.ExpandURL(pins.ReleaseURL, o.arch, p.Version); err != nil {
+		return err
+	}
+	if o.url != "" {
+		if r.Mirror, err = pins.ExpandURL(o.url, o.arch, p.Version); err != nil {
+			return err
+		}
+	}
+	return r.Bundle(ctx, o.out)
+}
+
+// sources are the plugins that are staged, and where each is built from.
+func sources(p *pins.Plugins) []source.Plugin {
+	var plugins []source.Plugin
+	for _, s := range p.Staged {
+		plugins = append(plugins, source.Plugin{Name: s.Name, Role: s.Role, Package: p.Package(s)})
+	}
+	return plugins
 }
 
 // findUpstream looks for the pins in the working directory and upwards.

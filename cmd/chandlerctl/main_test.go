@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,6 +41,7 @@ var goPlaces = sync.OnceValues(func() (map[string]string, error) {
 //	holds DIR NAME...              the directory holds exactly these names, hidden ones too
 //	elf FILE ARCH [INTERPRETER]    make the smallest executable file of an architecture
 //	flip FILE                      change the file's last byte
+//	serve DIR                      serve the files of a directory by HTTP, at the address that SERVER then holds
 //
 // UPSTREAM is this checkout's folder of pins, and MACHINE this machine's architecture.
 func TestScripts(t *testing.T) {
@@ -60,7 +63,7 @@ func TestScripts(t *testing.T) {
 			return err
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"exits": exits, "holds": holds, "elf": makeELF, "flip": flip,
+			"exits": exits, "holds": holds, "elf": makeELF, "flip": flip, "serve": serve,
 		},
 	})
 }
@@ -113,4 +116,11 @@ func flip(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	content[len(content)-1] ^= 1
 	ts.Check(os.WriteFile(path, content, 0o755))
+}
+
+func serve(ts *testscript.TestScript, neg bool, args []string) {
+	need(ts, neg, len(args) == 1, "serve DIR")
+	server := httptest.NewServer(http.FileServer(http.Dir(ts.MkAbs(args[0]))))
+	ts.Defer(server.Close)
+	ts.Setenv("SERVER", server.URL)
 }
