@@ -11,6 +11,7 @@ import (
 
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/cli"
+	"github.com/chandler-cni/chandler/internal/image"
 	"github.com/chandler-cni/chandler/internal/pins"
 	"github.com/chandler-cni/chandler/internal/source"
 )
@@ -87,6 +88,8 @@ func hintFor(err error) string {
 	var newer *bundle.NewerFormatError
 	var digest *source.DigestError
 	var pin *pins.NotPinnedError
+	var hunk *source.HunkError
+	var auth *image.AuthError
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return "the plugins are compiled here: install Go (https://go.dev/dl) and have it in PATH"
@@ -100,6 +103,12 @@ func hintFor(err error) string {
 		return "what was got is not the release: a page of a proxy, a damaged copy, or something worse"
 	case errors.As(err, &pin):
 		return "--source module builds for every architecture"
+	case errors.As(err, &hunk):
+		return "the pinned source has moved: make the patch anew from what stands there now (docs/image.md says how)"
+	case errors.As(err, &auth) && auth.Denied:
+		return "the login is good and may not do this: ask for the right to write to the repository"
+	case errors.As(err, &auth):
+		return fmt.Sprintf("'docker login %[1]s' or 'podman login %[1]s' keeps a login that is used here", auth.Registry)
 	case errors.As(err, &newer):
 		return "use the chandlerctl that made this bundle, or a newer one"
 	}

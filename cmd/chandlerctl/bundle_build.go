@@ -122,16 +122,9 @@ func runBundleBuild(ctx context.Context, streams cli.Streams, opts bundleBuildOp
 }
 
 func (o bundleBuildOptions) module(ctx context.Context, streams cli.Streams, p *pins.Plugins) error {
-	return source.Module{
-		Dir:      filepath.Join(o.upstream, pins.PluginsDir),
-		Path:     p.Module,
-		Version:  p.Version,
-		Plugins:  sources(p),
-		Form:     o.form,
-		Arch:     o.arch,
-		Environ:  os.Environ(),
-		Progress: progressOn(streams.Err),
-	}.Bundle(ctx, o.out)
+	module := pinnedModule(p, o.upstream, o.arch, o.form)
+	module.Progress = progressOn(streams.Err)
+	return module.Bundle(ctx, o.out)
 }
 
 func (o bundleBuildOptions) release(ctx context.Context, streams cli.Streams, p *pins.Plugins) error {
@@ -166,6 +159,27 @@ func sources(p *pins.Plugins) []source.Plugin {
 		plugins = append(plugins, source.Plugin{Name: s.Name, Role: s.Role, Package: p.Package(s)})
 	}
 	return plugins
+}
+
+// pinnedPlugins is the module of the plugins that the pins in upstream choose.
+func pinnedPlugins(upstream, arch, form string) (source.Module, error) {
+	p, err := pins.Load(filepath.Join(upstream, pins.FileName))
+	if err != nil {
+		return source.Module{}, err
+	}
+	return pinnedModule(&p.Plugins, upstream, arch, form), nil
+}
+
+func pinnedModule(p *pins.Plugins, upstream, arch, form string) source.Module {
+	return source.Module{
+		Dir:     filepath.Join(upstream, pins.PluginsDir),
+		Path:    p.Module,
+		Version: p.Version,
+		Plugins: sources(p),
+		Form:    form,
+		Arch:    arch,
+		Environ: os.Environ(),
+	}
 }
 
 // findUpstream looks for the pins in the working directory and upwards.

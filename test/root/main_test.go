@@ -235,8 +235,10 @@ func setUp() error {
 	if err := os.Mkdir(ring.dir, 0o755); err != nil {
 		return err
 	}
-	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
-		return fmt.Errorf("loopback: %w: %s", err, out)
+	for _, args := range []string{"link set lo up", "netns add first", "netns del first"} { // the first makes a mount for all
+		if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %s: %w: %s", args, err, out)
+		}
 	}
 	work := filepath.Join(ring.dir, "work")
 	if err := makeDisk("ext4", filepath.Join(ring.dir, ring.id+"-work.img"), 3<<30, work); err != nil {

@@ -1,5 +1,0 @@
-//go:build root
-
-package root
-
-func attachedPlugins() []string { return nil }
