@@ -23,7 +23,7 @@ func newBundle(streams cli.Streams) *cobra.Command {
 		Long: "A bundle is a directory that holds CNI plugins and a manifest that describes each of them: what an image\n" +
 			"carries to nodes, and what 'chandler stage' puts into a node's bin dir.",
 	})
-	cmd.AddCommand(newBundleBuild(streams), newBundlePack(streams), newBundleVerify(streams))
+	cmd.AddCommand(newBundleBuild(streams), newBundleList(streams), newBundlePack(streams), newBundleRebuild(streams), newBundleVerify(streams))
 	return cmd
 }
 
@@ -88,6 +88,7 @@ func hintFor(err error) string {
 	var newer *bundle.NewerFormatError
 	var digest *source.DigestError
 	var pin *pins.NotPinnedError
+	var toolchain *source.GoVersionError
 	var hunk *source.HunkError
 	var auth *image.AuthError
 	switch {
@@ -101,6 +102,8 @@ func hintFor(err error) string {
 		return "pack a bundle for each architecture from a directory of its own"
 	case errors.As(err, &digest):
 		return "what was got is not the release: a page of a proxy, a damaged copy, or something worse"
+	case errors.As(err, &toolchain):
+		return "GOTOOLCHAIN=" + toolchain.Want + " in the environment has the Go command use that one"
 	case errors.As(err, &pin):
 		return "--source module builds for every architecture"
 	case errors.As(err, &hunk):

@@ -72,9 +72,14 @@ The bundle appears at --out when it is whole, or not at all. Nothing, or an empt
 	cmd.Flags().StringVar(&opts.file, "file", "", "release: a copy of the tarball; nothing is downloaded")
 	cli.Output(cmd, &opts.output)
 	cmd.Flags().StringVar(&opts.out, "out", "", "directory to make the bundle at")
-	cmd.Flags().StringVar(&opts.upstream, "upstream", "",
-		"folder that holds pins.yaml and plugins/go.mod (default: upstream/ in the working directory or the nearest above it)")
+	addUpstream(cmd, &opts.upstream)
 	return cmd
+}
+
+// addUpstream adds the flag that names the folder of the pins. Empty: to be found.
+func addUpstream(cmd *cobra.Command, p *string) {
+	cmd.Flags().StringVar(p, "upstream", "",
+		"folder that holds pins.yaml and plugins/go.mod (default: upstream/ in the working directory or the nearest above it)")
 }
 
 func (o bundleBuildOptions) check() error {
