@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -24,6 +26,7 @@ const (
 type bundleBuildOptions struct {
 	source, form, arch string
 	url, file          string // of the release
+	extra              []string
 	upstream           string // the folder of the pins; empty: to be found
 	out                string
 	output             string
@@ -44,6 +47,9 @@ From the source "release" it takes them out of upstream's own tarball, as they a
 the pinned one before anything in it is looked at, wherever it comes from: upstream, --url, or a copy that --file names.
 Proxies are those of the environment (HTTPS_PROXY and the like).
 
+With --extra plugins of your own go into the bundle beside them (whereabouts, sriov, a bond plugin), with the role extra. They are
+not run here. On a node they have to start; of the reference plugins more is demanded.
+
 The bundle appears at --out when it is whole, or not at all. Nothing, or an empty directory, may stand there before.
 
 ` + cli.ExitTable,
@@ -54,7 +60,10 @@ The bundle appears at --out when it is whole, or not at all. Nothing, or an empt
   chandlerctl bundle build --arch arm64 --upstream ~/chandler/upstream --out out/bundle-arm64
 
   # upstream's own bits, by way of a mirror
-  chandlerctl bundle build --source release --url 'https://mirror.example.com/cni/{version}/{arch}.tgz' --out out/bundle`,
+  chandlerctl bundle build --source release --url 'https://mirror.example.com/cni/{version}/{arch}.tgz' --out out/bundle
+
+  # with a plugin of your own
+  chandlerctl bundle build --extra whereabouts=bin/whereabouts --out out/bundle`,
 		Args: cli.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if opts.source == releaseSource && cmd.Flags().Changed("form") {
@@ -72,6 +81,8 @@ The bundle appears at --out when it is whole, or not at all. Nothing, or an empt
 	cmd.Flags().StringVar(&opts.file, "file", "", "release: a copy of the tarball; nothing is downloaded")
 	cli.Output(cmd, &opts.output)
 	cmd.Flags().StringVar(&opts.out, "out", "", "directory to make the bundle at")
+	cmd.Flags().StringArrayVar(&opts.extra, "extra", nil,
+		"NAME=FILE: a plugin of your own that goes into the bundle too, of a name that is not of the reference set; can be repeated")
 	addUpstream(cmd, &opts.upstream)
 	return cmd
 }
@@ -115,10 +126,14 @@ func runBundleBuild(ctx context.Context, streams cli.Streams, opts bundleBuildOp
 	if err != nil {
 		return err
 	}
+	extras, err := opts.extras(&p.Plugins)
+	if err != nil {
+		return err
+	}
 	if opts.source == releaseSource {
-		err = opts.release(ctx, streams, &p.Plugins)
+		err = opts.release(ctx, streams, &p.Plugins, extras)
 	} else {
-		err = opts.module(ctx, streams, &p.Plugins)
+		err = opts.module(ctx, streams, &p.Plugins, extras)
 	}
 	if err != nil {
 		return fmt.Errorf("build bundle: %w", err)
@@ -126,13 +141,35 @@ func runBundleBuild(ctx context.Context, streams cli.Streams, opts bundleBuildOp
 	return printMade(streams.Out, opts.output, opts.out)
 }
 
-func (o bundleBuildOptions) module(ctx context.Context, streams cli.Streams, p *pins.Plugins) error {
+// extras reads --extra. A name of the reference set would be one of its plugins that nobody has compared.
+func (o bundleBuildOptions) extras(p *pins.Plugins) ([]source.Extra, error) {
+	var extras []source.Extra
+	for _, arg := range o.extra {
+		name, file, ok := strings.Cut(arg, "=")
+		switch {
+		case !ok || file == "":
+			return nil, cli.UsageError("--extra %q: want NAME=FILE", arg)
+		case p.Has(name):
+			return nil, cli.UsageError("--extra %s: a plugin of the reference set has that name", name)
+		case slices.ContainsFunc(extras, func(e source.Extra) bool { return e.Name == name }):
+			return nil, cli.UsageError("--extra %s: named twice", name)
+		}
+		if err := plugin.CheckName(name); err != nil {
+			return nil, cli.UsageError("--extra: %w", err)
+		}
+		extras = append(extras, source.Extra{Name: name, File: file})
+	}
+	return extras, nil
+}
+
+func (o bundleBuildOptions) module(ctx context.Context, streams cli.Streams, p *pins.Plugins, extras []source.Extra) error {
 	module := pinnedModule(p, o.upstream, o.arch, o.form)
+	module.Extras = extras
 	module.Progress = progressOn(streams.Err)
 	return module.Bundle(ctx, o.out)
 }
 
-func (o bundleBuildOptions) release(ctx context.Context, streams cli.Streams, p *pins.Plugins) error {
+func (o bundleBuildOptions) release(ctx context.Context, streams cli.Streams, p *pins.Plugins, extras []source.Extra) error {
 	sum, err := p.ReleaseDigest(o.arch)
 	if err != nil {
 		return err
@@ -143,6 +180,7 @@ func (o bundleBuildOptions) release(ctx context.Context, streams cli.Streams, p 
 		Arch:     o.arch,
 		SHA256:   sum,
 		Plugins:  sources(p),
+		Extras:   extras,
 		File:     o.file,
 		Progress: bytesOn(streams.Err),
 	}

@@ -77,6 +77,12 @@ func (p *Plugins) Package(s Staged) string {
 	return path.Join(p.Module, "plugins", string(s.Role), s.Name)
 }
 
+// Has says whether name is one of the reference set, brought to nodes or left out.
+func (p *Plugins) Has(name string) bool {
+	return slices.ContainsFunc(p.Staged, func(s Staged) bool { return s.Name == name }) ||
+		slices.ContainsFunc(p.LeftOut, func(l LeftOut) bool { return l.Name == name })
+}
+
 // ReleaseURL is where upstream has the tarball of a version for Linux.
 const ReleaseURL = "https://github.com/containernetworking/plugins/releases/download/{version}/cni-plugins-linux-{arch}-{version}.tgz"
 

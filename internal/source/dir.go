@@ -54,7 +54,7 @@ func (d Dir) Bundle(ctx context.Context, out string) error {
 	if err != nil {
 		return err
 	}
-	return makeBundle(out, d.Version, arch, bundle.Source{Kind: "dir"}, func(w *bundle.Writer) error {
+	return makeBundle(ctx, out, d.Version, arch, bundle.Source{Kind: "dir"}, nil, func(w *bundle.Writer) error {
 		for _, name := range names {
 			if err := addFile(ctx, w, dir, name); err != nil {
 				return err

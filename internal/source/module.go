@@ -25,6 +25,7 @@ type Module struct {
 	Path    string // of the module
 	Version string // which Dir must require; what the plugins call themselves
 	Plugins []Plugin
+	Extras  []Extra
 	Form    string // Separate or Multicall
 	Arch    string // as GOARCH spells it
 
@@ -58,6 +59,9 @@ func (m Module) Bundle(ctx context.Context, out string) (err error) {
 	if m.Form != Separate && m.Form != Multicall {
 		return fmt.Errorf("form %q is neither %s nor %s", m.Form, Separate, Multicall)
 	}
+	if err := lookAtExtras(m.Extras, m.Arch); err != nil {
+		return err
+	}
 	tmp, err := os.MkdirTemp("", "chandler-build-")
 	if err != nil {
 		return err
@@ -79,7 +83,7 @@ func (m Module) Bundle(ctx context.Context, out string) (err error) {
 		return &SumError{m.Path + "@" + m.Version, m.Sum, got}
 	}
 	from := bundle.Source{Kind: "module", Form: m.Form, Module: m.Path + "@" + m.Version, Sum: linked[m.Path].Sum, Go: g.version}
-	return makeBundle(out, m.Version, m.Arch, from, func(w *bundle.Writer) error {
+	return makeBundle(ctx, out, m.Version, m.Arch, from, m.Extras, func(w *bundle.Writer) error {
 		compile := m.compileSeparate
 		if m.Form == Multicall {
 			compile = m.compileMulticall

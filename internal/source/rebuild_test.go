@@ -89,6 +89,26 @@ func TestCheckDifferences(t *testing.T) {
 	}
 }
 
+// Plugins of the user's own are not built from this source, and do not keep the others from being compared.
+func TestCheckExtras(t *testing.T) {
+	m := fixture(t)
+	hook := filepath.Join(t.TempDir(), "hook")
+	if err := os.WriteFile(hook, plugintest.Script(""), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m.Extras = []source.Extra{{Name: "mine", File: hook}}
+	dir := filepath.Join(t.TempDir(), "bundle")
+	if err := m.Bundle(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	if p, ok := verified(t, dir).Plugin("mine"); !ok || p.Role != bundle.Extra {
+		t.Errorf("%+v", p)
+	}
+	if differences, err := moduleOf(t, m, dir).Check(t.Context(), dir); err != nil || len(differences) > 0 {
+		t.Errorf("%v, %v", differences, err)
+	}
+}
+
 // Where nothing can be compared, the reason is told, and nothing is compiled for it.
 func TestCheckRefuses(t *testing.T) {
 	dir, good := builtFixture(t, source.Separate)

@@ -26,6 +26,7 @@ type Release struct {
 	URL     string // where upstream has it: what the bundle records, wherever this copy comes from
 	SHA256  string // of the whole file, lowercase hexadecimal
 	Plugins []Plugin
+	Extras  []Extra
 
 	Mirror string // where to get it instead, if set
 	File   string // a copy of it, if set: nothing is downloaded
@@ -52,8 +53,11 @@ func (e *DigestError) Error() string {
 // Bundle makes the bundle at out, where nothing, or an empty directory, may stand. Errors are those of the download,
 // *DigestError, *TarballError, the bundle's, or the context's cause.
 func (r Release) Bundle(ctx context.Context, out string) (err error) {
+	if err := lookAtExtras(r.Extras, r.Arch); err != nil {
+		return err
+	}
 	from := bundle.Source{Kind: "release", URL: r.URL, SHA256: r.SHA256}
-	return makeBundle(out, r.Version, r.Arch, from, func(w *bundle.Writer) (err error) {
+	return makeBundle(ctx, out, r.Version, r.Arch, from, r.Extras, func(w *bundle.Writer) (err error) {
 		tmp, err := os.MkdirTemp("", "chandler-release-")
 		if err != nil {
 			return err

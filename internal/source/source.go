@@ -3,6 +3,7 @@
 package source
 
 import (
+	"context"
 	"fmt"
 	"path"
 
@@ -10,8 +11,8 @@ import (
 	"github.com/chandler-cni/chandler/internal/sbom"
 )
 
-// makeBundle fills a new bundle at out and puts it in its place. When anything fails, nothing is at out.
-func makeBundle(out, version, arch string, from bundle.Source, fill func(*bundle.Writer) error) (err error) {
+// makeBundle fills a new bundle at out, adds the extras and puts it in its place. When anything fails, nothing is at out.
+func makeBundle(ctx context.Context, out, version, arch string, from bundle.Source, extras []Extra, fill func(*bundle.Writer) error) (err error) {
 	w, err := bundle.Create(out, version, arch, from)
 	if err != nil {
 		return err
@@ -23,6 +24,11 @@ func makeBundle(out, version, arch string, from bundle.Source, fill func(*bundle
 	}()
 	if err := fill(w); err != nil {
 		return err
+	}
+	for _, e := range extras {
+		if err := e.add(ctx, w); err != nil {
+			return err
+		}
 	}
 	if err := describeContent(w, version, arch); err != nil {
 		return fmt.Errorf("make SBOM: %w", err)
