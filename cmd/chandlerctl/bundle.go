@@ -89,6 +89,7 @@ func hintFor(err error) string {
 	var digest *source.DigestError
 	var pin *pins.NotPinnedError
 	var toolchain *source.GoVersionError
+	var again *pins.RepublishedError
 	var hunk *source.HunkError
 	var auth *image.AuthError
 	switch {
@@ -104,6 +105,8 @@ func hintFor(err error) string {
 		return "what was got is not the release: a page of a proxy, a damaged copy, or something worse"
 	case errors.As(err, &toolchain):
 		return "GOTOOLCHAIN=" + toolchain.Want + " in the environment has the Go command use that one"
+	case errors.As(err, &again):
+		return "find out from upstream why; until then the pin is what was looked at"
 	case errors.As(err, &pin):
 		return "--source module builds for every architecture"
 	case errors.As(err, &hunk):
