@@ -5,7 +5,7 @@ SHELL := /bin/bash -euo pipefail
 OUT       := out
 GOBUILD   := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w'
 FUZZTIME  ?= 10s
-RINGS     ?= unit root chart
+RINGS     ?= unit root chart registry
 # The modules that are ours: the root, and those whose dependencies the product does not need.
 MODULES    = $(shell git ls-files '*go.mod' | grep -v '^upstream/' | xargs -n1 dirname)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -19,16 +19,21 @@ build: ## build both programs into out/
 	@mkdir -p $(OUT)
 	$(GOBUILD) -o $(OUT)/ ./cmd/chandler ./cmd/chandlerctl
 
-# The bundle's own files carry a fixed time, so a stamp says when it was made.
-$(OUT)/bundle.stamp: upstream/pins.yaml $(wildcard upstream/plugins/*) $(wildcard internal/bundle/*.go internal/source/*.go)
+# The bundles' own files carry a fixed time, so a stamp says when they were made.
+$(OUT)/%.stamp: upstream/pins.yaml $(wildcard upstream/plugins/*) $(wildcard internal/bundle/*.go internal/source/*.go)
 	@$(MAKE) --no-print-directory build
-	rm -rf $(OUT)/bundle
-	$(OUT)/chandlerctl bundle build --out $(OUT)/bundle
+	rm -rf $(OUT)/$*
+	$(OUT)/chandlerctl bundle build --form $(if $(findstring separate,$*),separate,multicall) --out $(OUT)/$*
 	@touch $@
+
+# A stamp without its bundle says nothing.
+$(foreach b,bundle bundle-separate,$(if $(wildcard $(OUT)/$b/bundle.json),,$(shell rm -f $(OUT)/$b.stamp)))
 
 .PHONY: bundle
 bundle: $(OUT)/bundle.stamp ## build the 14 pinned plugins into out/bundle
-	@test -f $(OUT)/bundle/bundle.json || { rm -f $<; $(MAKE) --no-print-directory $<; }
+
+.PHONY: bundle-separate
+bundle-separate: $(OUT)/bundle-separate.stamp # the same, an executable each
 
 .PHONY: run
 run: build bundle ## stage the plugins into out/node and, as root, attach two network namespaces through them
@@ -59,18 +64,27 @@ ring-root: build bundle # namespaces, mounts, real plugins
 ring-chart: # the charts by Helm's own engine, and the pages that quote them
 	cd test/chart && go test -v -count=1 ./...
 
+.PHONY: ring-registry
+ring-registry: # the image from a real registry, and what its patch changes in Multus; compiles Multus for both machines
+	go test -v -tags registry -count=1 -timeout 60m ./test/registry
+
+.PHONY: image
+image: build ## build the image for both platforms into out/image.tar
+	rm -f $(OUT)/image.tar
+	$(OUT)/chandlerctl image build --out $(OUT)/image.tar
+
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (10s)
 	@test/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: build bundle ## run chandler and the loops it replaces in turn, and print the medians
-	@go run ./test/bench -chandler $(OUT)/chandler -bundle $(OUT)/bundle -dir $(OUT)
+bench: build bundle bundle-separate ## run chandler and the loops it replaces in turn, and print the medians
+	@go run ./test/bench -chandler $(OUT)/chandler -separate $(OUT)/bundle-separate -multicall $(OUT)/bundle -dir $(OUT)
 
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck, in every module
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
-	@for m in $(MODULES); do echo "lint $$m"; (cd $$m && go vet -tags root ./... && go run $(STATICCHECK) -tags root ./...); done
+	@for m in $(MODULES); do echo "lint $$m"; (cd $$m && go vet -tags root,registry ./... && go run $(STATICCHECK) -tags root,registry ./...); done
 
 .PHONY: docs
 docs: ## write the command reference, the charts' READMEs and docs/distributions.md anew

@@ -247,7 +247,7 @@ func (p Platform) parts(ctx context.Context, spec Spec) ([]part, error) {
 func base() []entry {
 	return []entry{
 		// multus-daemon asks for the current user's name, and ends with a crash if nothing knows it.
-		file("etc/passwd", []byte("root:x:0:0:root:/root:/usr/bin/chandler\n")),
+		file("etc/passwd", []byte("root:x:0:0:root:/root:/sbin/nologin\n")),
 		file("etc/group", []byte("root:x:0:\n")),
 		folder("root", 0o700),
 		folder("run", 0o755),

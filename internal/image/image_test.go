@@ -388,6 +388,18 @@ func TestTreeKeepsHardLinks(t *testing.T) {
 	}
 }
 
+func TestTreeMayBeNamedByALink(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "real/f"), []byte("x"), 0o644)
+	if err := os.Symlink("real", filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := tree("at", filepath.Join(dir, "link"), func(string) fs.FileMode { return 0o644 })
+	if err != nil || len(entries) != 2 || entries[1].path != "at/f" {
+		t.Errorf("%+v, %v", entries, err)
+	}
+}
+
 func TestSBOM(t *testing.T) {
 	p := newPlatform(t, "amd64")
 	self, err := os.Executable()

@@ -25,12 +25,12 @@ import (
 
 // The bin dir's own folder:
 //
-//	.chandler/tmp/<run>/<name>                 files being written; a run's folder is locked while the run lives
-//	.chandler/originals/<name>/<n>-<digest>    what staging replaced, moved there, the newest with the highest n
-//	.chandler/originals/<name>/swap-<digest>   a name's exchange under way: our new file before it, what was there after
-//	.chandler/staged/<name>@<digest>           an empty file: staging has published this digest under this name
-//	.chandler/staged/<name>@absent             an empty file: nothing stood there when staging first came
-//	.chandler/ledger.json                      the record for people and for chandler's own reports
+//	.chandler/tmp/<run>/<name>                      files being written; a run's folder is locked while the run lives
+//	.chandler/originals/<name>/<n>-<digest>         what staging replaced, moved there, the newest with the highest n
+//	.chandler/originals/<name>/swap-<digest>-<run>  a name's exchange under way: our new file before it, what was there after
+//	.chandler/staged/<name>@<digest>                an empty file: staging has published this digest under this name
+//	.chandler/staged/<name>@absent                  an empty file: nothing stood there when staging put a file there
+//	.chandler/ledger.json                           the record for people and for chandler's own reports
 //
 // Whatever can be lost by clearing lies in tmp. What is needed to tell ours from theirs is in the names of staged, written
 // before the file they speak of is published, so that neither a crash nor a lost ledger can turn one of our own files into

@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -385,6 +386,28 @@ func TestPulledFiles(t *testing.T) {
 	for _, want := range []string{"pkg:golang/k8s.io/client-go@v", "pkg:golang/github.com/vishvananda/netlink@v", "pkg:golang/github.com/spf13/cobra@v", `"pedigree"`, "pkg:golang/stdlib@1."} {
 		if err != nil || !strings.Contains(string(sbom), want) {
 			t.Errorf("the SBOM does not hold %s, %v", want, err)
+		}
+	}
+}
+
+// What docs/image.md says is in the image is there.
+func TestImagePage(t *testing.T) {
+	root := pull(t, "amd64")
+	page, err := os.ReadFile("../../docs/image.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, _, _ := strings.Cut(string(page), "\n## What upstream's image has")
+	paths := regexp.MustCompile("`(/[^` <]+)").FindAllStringSubmatch(table, -1)
+	if len(paths) < 12 {
+		t.Errorf("the page names %d paths", len(paths))
+	}
+	for _, p := range paths {
+		if strings.Contains(p[1], "…") {
+			continue
+		}
+		if _, err := os.Lstat(filepath.Join(root, p[1])); err != nil {
+			t.Error(err)
 		}
 	}
 }
