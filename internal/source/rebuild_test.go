@@ -12,18 +12,6 @@ import (
 	"github.com/chandler-cni/chandler/internal/source"
 )
 
-// builtFixture is the bundle of the small module, and what it says it was built from.
-func builtFixture(t *testing.T, form string) (dir string, again source.Module) {
-	t.Helper()
-	m := fixture(t)
-	m.Form = form
-	dir = filepath.Join(t.TempDir(), "bundle")
-	if err := m.Bundle(t.Context(), dir); err != nil {
-		t.Fatal(err)
-	}
-	return dir, moduleOf(t, m, dir)
-}
-
 func moduleOf(t *testing.T, m source.Module, dir string) source.Module {
 	t.Helper()
 	again, err := source.ModuleOf(verified(t, dir).Manifest)
@@ -34,21 +22,26 @@ func moduleOf(t *testing.T, m source.Module, dir string) source.Module {
 	return again
 }
 
+// One bundle is looked at in all ways: each build takes its time.
 func TestCheck(t *testing.T) {
-	for _, form := range []string{source.Separate, source.Multicall} {
-		dir, m := builtFixture(t, form)
-		if m.Form != form || len(m.Plugins) != 2 || m.Go == "" || m.Sum == "" {
-			t.Errorf("%+v", m)
-		}
-		if differences, err := m.Check(t.Context(), dir); err != nil || len(differences) > 0 {
-			t.Errorf("%s: %v, %v", form, differences, err)
-		}
+	built := fixture(t)
+	dir := filepath.Join(t.TempDir(), "bundle")
+	if err := built.Bundle(t.Context(), dir); err != nil {
+		t.Fatal(err)
 	}
+	m := moduleOf(t, built, dir)
+	if m.Form != source.Separate || len(m.Plugins) != 2 || m.Go == "" || m.Sum == "" {
+		t.Errorf("%+v", m)
+	}
+	if differences, err := m.Check(t.Context(), dir); err != nil || len(differences) > 0 {
+		t.Errorf("%v, %v", differences, err)
+	}
+	t.Run("differences", func(t *testing.T) { testCheckDifferences(t, m, dir) })
+	t.Run("refuses", func(t *testing.T) { testCheckRefuses(t, m, dir) })
 }
 
 // Each difference is told: another program under a plugin's name, other texts.
-func TestCheckDifferences(t *testing.T) {
-	dir, m := builtFixture(t, source.Separate)
+func testCheckDifferences(t *testing.T, m source.Module, dir string) {
 	b := verified(t, dir)
 	forged := filepath.Join(t.TempDir(), "forged")
 	w, err := bundle.Create(forged, b.Manifest.Version, b.Manifest.Arch, b.Manifest.Source)
@@ -89,29 +82,42 @@ func TestCheckDifferences(t *testing.T) {
 	}
 }
 
-// Plugins of the user's own are not built from this source, and do not keep the others from being compared.
+// Plugins of the user's own are not built from this source, and do not keep the others from being compared. The SBOM names them too:
+// what their build information says, as of the others every module that is linked, with its sum.
 func TestCheckExtras(t *testing.T) {
-	m := fixture(t)
+	built := fixture(t)
+	built.Form = source.Multicall
 	hook := filepath.Join(t.TempDir(), "hook")
 	if err := os.WriteFile(hook, plugintest.Script(""), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	m.Extras = []source.Extra{{Name: "mine", File: hook}}
+	built.Extras = []source.Extra{{Name: "mine", File: hook}}
 	dir := filepath.Join(t.TempDir(), "bundle")
-	if err := m.Bundle(t.Context(), dir); err != nil {
+	if err := built.Bundle(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
-	if p, ok := verified(t, dir).Plugin("mine"); !ok || p.Role != bundle.Extra {
+	b := verified(t, dir)
+	if p, ok := b.Plugin("mine"); !ok || p.Role != bundle.Extra {
 		t.Errorf("%+v", p)
 	}
-	if differences, err := moduleOf(t, m, dir).Check(t.Context(), dir); err != nil || len(differences) > 0 {
+	m := moduleOf(t, built, dir)
+	if differences, err := m.Check(t.Context(), dir); err != nil || len(differences) > 0 {
 		t.Errorf("%v, %v", differences, err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "sbom.cdx.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{m.Sum, b.Manifest.Plugins[0].SHA256, b.Manifest.Plugins[1].SHA256, "pkg:golang/example.com/plugins@v0.1.0",
+		"pkg:golang/stdlib@" + strings.TrimPrefix(b.Manifest.Source.Go, "go"), `"location": "bin/two"`, `"location": "bin/mine"`} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("no %s in\n%s", want, text)
+		}
 	}
 }
 
 // Where nothing can be compared, the reason is told, and nothing is compiled for it.
-func TestCheckRefuses(t *testing.T) {
-	dir, good := builtFixture(t, source.Separate)
+func testCheckRefuses(t *testing.T, good source.Module, dir string) {
 	for _, test := range []struct {
 		name   string
 		change func(t *testing.T, m *source.Module)
@@ -148,22 +154,6 @@ func TestCheckRefuses(t *testing.T) {
 	for _, kind := range []string{"dir", "release", "module"} {
 		if _, err := source.ModuleOf(&bundle.Manifest{Source: bundle.Source{Kind: kind}}); !errors.As(err, &none) {
 			t.Error(err)
-		}
-	}
-}
-
-// The document names what the build information does: every module that is linked, with its sum, and each plugin's digest.
-func TestBundleSBOM(t *testing.T) {
-	dir, m := builtFixture(t, source.Multicall)
-	text, err := os.ReadFile(filepath.Join(dir, "sbom.cdx.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := verified(t, dir)
-	for _, want := range []string{m.Sum, b.Manifest.Plugins[0].SHA256, "pkg:golang/example.com/plugins@v0.1.0",
-		"pkg:golang/stdlib@" + strings.TrimPrefix(b.Manifest.Source.Go, "go"), `"location": "bin/two"`} {
-		if !strings.Contains(string(text), want) {
-			t.Errorf("no %s in\n%s", want, text)
 		}
 	}
 }
