@@ -92,9 +92,10 @@ docs: ## write the command reference, the charts' READMEs and docs/distributions
 	go run ./cmd/chandlerctl chart docs
 
 .PHONY: update
-update: ## move what is named to another version: MULTUS=v4.3.0
-	@test -n "$(MULTUS)" || { echo "say which version: make update MULTUS=v4.3.0"; exit 2; }
-	go run ./cmd/chandlerctl chart update multus $(MULTUS)
+update: ## move what is named to another version: MULTUS=v4.3.0 PLUGINS=v1.9.1
+	@test -n "$(MULTUS)$(PLUGINS)" || { echo "say which version: make update MULTUS=v4.3.0, or PLUGINS=v1.9.1"; exit 2; }
+	@test -z "$(MULTUS)" || go run ./cmd/chandlerctl chart update multus $(MULTUS)
+	@test -z "$(PLUGINS)" || go run ./cmd/chandlerctl pins update plugins $(PLUGINS)
 
 .PHONY: clean
 clean: ## remove out/

@@ -69,6 +69,7 @@ func lastWords(streams cli.Streams, args []string, why *stage.Report) int {
 const exitTable = `Exit codes of every command:
   0  done; for stage also when plugins failed, so that an init container completes
   1  stage --strict: not every plugin is in place; stage: the bin dir cannot be used; verify: not as the bundle says
+     inspect: a file cannot be read
   2  wrong usage: nothing was attempted
 With --init it is 0 in every case, wrong usage and a panic included.`
 
@@ -84,6 +85,6 @@ func newRoot(streams cli.Streams) *cobra.Command {
 	})
 	cli.Prepare(root, streams)
 	root.PersistentFlags().Bool(initFlag, false, "exit 0 in every case and require the bin dir to be a mount point; for init containers")
-	root.AddCommand(newStage(streams), newVerify(streams))
+	root.AddCommand(newInspect(streams), newStage(streams), newVerify(streams))
 	return root
 }

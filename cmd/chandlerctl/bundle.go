@@ -12,6 +12,7 @@ import (
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/cli"
 	"github.com/chandler-cni/chandler/internal/image"
+	"github.com/chandler-cni/chandler/internal/pins"
 	"github.com/chandler-cni/chandler/internal/source"
 )
 
@@ -22,7 +23,7 @@ func newBundle(streams cli.Streams) *cobra.Command {
 		Long: "A bundle is a directory that holds CNI plugins and a manifest that describes each of them: what an image\n" +
 			"carries to nodes, and what 'chandler stage' puts into a node's bin dir.",
 	})
-	cmd.AddCommand(newBundleBuild(streams), newBundlePack(streams), newBundleVerify(streams))
+	cmd.AddCommand(newBundleBuild(streams), newBundleList(streams), newBundlePack(streams), newBundleRebuild(streams), newBundleVerify(streams))
 	return cmd
 }
 
@@ -85,6 +86,10 @@ func printMade(w io.Writer, output, path string) error {
 // hintFor says what to do about an error, where that is not plain from the error.
 func hintFor(err error) string {
 	var newer *bundle.NewerFormatError
+	var digest *source.DigestError
+	var pin *pins.NotPinnedError
+	var toolchain *source.GoVersionError
+	var again *pins.RepublishedError
 	var hunk *source.HunkError
 	var auth *image.AuthError
 	switch {
@@ -96,6 +101,14 @@ func hintFor(err error) string {
 		return "'chandlerctl bundle build' and 'chandlerctl bundle pack' make bundles"
 	case errors.Is(err, source.ErrMixed):
 		return "pack a bundle for each architecture from a directory of its own"
+	case errors.As(err, &digest):
+		return "what was got is not the release: a page of a proxy, a damaged copy, or something worse"
+	case errors.As(err, &toolchain):
+		return "GOTOOLCHAIN=" + toolchain.Want + " in the environment has the Go command use that one"
+	case errors.As(err, &again):
+		return "find out from upstream why; until then the pin is what was looked at"
+	case errors.As(err, &pin):
+		return "--source module builds for every architecture"
 	case errors.As(err, &hunk):
 		return "the pinned source has moved: make the patch anew from what stands there now (docs/image.md says how)"
 	case errors.As(err, &auth) && auth.Denied:

@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +14,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/rogpeppe/go-internal/goproxytest"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/chandler-cni/chandler/internal/pins"
@@ -21,6 +24,9 @@ import (
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"chandlerctl": main})
 }
+
+// modules is the absolute path of the modules that a goproxy serves: scripts run elsewhere.
+var modules, _ = filepath.Abs("testdata/mod")
 
 // goPlaces is where this machine's Go command keeps things and takes them from: scripts have a home of their own.
 var goPlaces = sync.OnceValues(func() (map[string]string, error) {
@@ -39,6 +45,8 @@ var goPlaces = sync.OnceValues(func() (map[string]string, error) {
 //	holds DIR NAME...              the directory holds exactly these names, hidden ones too
 //	elf FILE ARCH [INTERPRETER]    make the smallest executable file of an architecture
 //	flip FILE                      change the file's last byte
+//	goproxy                        get Go modules from testdata/mod alone, into a cache of the script's own
+//	serve DIR                      serve the files of a directory by HTTP, at the address that SERVER then holds
 //
 // UPSTREAM is this checkout's folder of pins, and MACHINE this machine's architecture.
 func TestScripts(t *testing.T) {
@@ -60,7 +68,7 @@ func TestScripts(t *testing.T) {
 			return err
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"exits": exits, "holds": holds, "elf": makeELF, "flip": flip,
+			"exits": exits, "holds": holds, "elf": makeELF, "flip": flip, "serve": serve, "goproxy": goproxy,
 		},
 	})
 }
@@ -113,4 +121,21 @@ func flip(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	content[len(content)-1] ^= 1
 	ts.Check(os.WriteFile(path, content, 0o755))
+}
+
+func serve(ts *testscript.TestScript, neg bool, args []string) {
+	need(ts, neg, len(args) == 1, "serve DIR")
+	server := httptest.NewServer(http.FileServer(http.Dir(ts.MkAbs(args[0]))))
+	ts.Defer(server.Close)
+	ts.Setenv("SERVER", server.URL)
+}
+
+func goproxy(ts *testscript.TestScript, neg bool, args []string) {
+	need(ts, neg, len(args) == 0, "goproxy")
+	server, err := goproxytest.NewServer(modules, "")
+	ts.Check(err)
+	ts.Defer(server.Close)
+	ts.Setenv("GOPROXY", server.URL)
+	ts.Setenv("GOSUMDB", "off")
+	ts.Setenv("GOMODCACHE", ts.MkAbs("modcache"))
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,6 +18,30 @@ func progressOn(w io.Writer) func(name string, i, n int) {
 		return nil
 	}
 	return func(name string, i, n int) { fmt.Fprintf(f, "[%*d/%d] %s\n", len(fmt.Sprint(n)), i, n, name) }
+}
+
+// bytesOn reports a download on w in one line that is written over, under the same condition.
+func bytesOn(w io.Writer) func(done, total int64) {
+	f, ok := terminal(w)
+	if !ok {
+		return nil
+	}
+	var last time.Time
+	return func(done, total int64) {
+		whole := done == total
+		if !whole && time.Since(last) < 200*time.Millisecond {
+			return
+		}
+		last = time.Now()
+		line, end := size(done), ""
+		if total >= 0 {
+			line += " of " + size(total)
+		}
+		if whole {
+			end = "\n"
+		}
+		fmt.Fprintf(f, "\r\x1b[K%s%s", line, end)
+	}
 }
 
 // terminal is w if it is one.

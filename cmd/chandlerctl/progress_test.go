@@ -29,12 +29,18 @@ func TestProgressOnTerminal(t *testing.T) {
 	}
 	defer terminal.Close()
 
+	bytes := bytesOn(terminal)
+	bytes(1_500_000, 60_000_000)
+	bytes(1_600_000, 60_000_000) // too soon
+	bytes(60_000_000, 60_000_000)
+	downloaded := "\r\x1b[K1.5 MB of 60.0 MB\r\x1b[K60.0 MB of 60.0 MB\r\n"
+
 	progress := progressOn(terminal)
 	if progress == nil {
 		t.Fatal("no progress on a terminal")
 	}
 	progress("bridge", 2, 14)
-	want := "[ 2/14] bridge\r\n" // a terminal adds the carriage return
+	want := downloaded + "[ 2/14] bridge\r\n" // a terminal adds the carriage return
 	got := make([]byte, len(want))
 	if _, err := io.ReadFull(ours, got); err != nil || string(got) != want {
 		t.Errorf("%q, %v; want %q", got, err, want)
@@ -52,7 +58,7 @@ func TestNoProgressElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pipe.Close()
-	if progressOn(null) != nil || progressOn(pipe) != nil || progressOn(new(bytes.Buffer)) != nil {
+	if progressOn(null) != nil || progressOn(pipe) != nil || progressOn(new(bytes.Buffer)) != nil || bytesOn(null) != nil {
 		t.Error("progress where nobody watches")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -176,6 +177,14 @@ func (w *Writer) enter(p Plugin, info plugin.Info) error {
 	w.manifest.Plugins = append(w.manifest.Plugins, p)
 	return nil
 }
+
+// Plugins lists what has been added, in order of the names.
+func (w *Writer) Plugins() []Plugin {
+	return slices.SortedFunc(slices.Values(w.manifest.Plugins), func(a, b Plugin) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// Open opens the file of a plugin that has been added.
+func (w *Writer) Open(name string) (*os.File, error) { return os.Open(w.path(binName, name)) }
 
 // License keeps a licence's text at licenses/<name>, a relative path of slashes.
 func (w *Writer) License(name string, text []byte) error {

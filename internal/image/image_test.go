@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -448,18 +447,6 @@ func TestSBOM(t *testing.T) {
 	}
 	if byRef["pkg:golang/stdlib@"+strings.TrimPrefix(runtime.Version(), "go")].Name == "" {
 		t.Errorf("the standard library is not described, only %v", slices.Collect(maps.Keys(byRef)))
-	}
-}
-
-func TestSBOMOfAPatchedModule(t *testing.T) {
-	doc := &document{patches: []patch{{"0001-fix.patch", []byte("--- a/f\n")}}, libraries: make(map[string]cdx.Component)}
-	plain := doc.addLibrary(&debug.Module{Path: "example.com/m", Version: "v1.0.0+incompatible", Sum: "h1:x"})
-	if c := doc.libraries[plain]; plain != "pkg:golang/example.com/m@v1.0.0%2Bincompatible" || c.Pedigree != nil || (*c.Properties)[0].Value != "h1:x" {
-		t.Errorf("%s is %+v", plain, c)
-	}
-	changed := doc.addLibrary(&debug.Module{Path: "example.com/n", Version: "v2.0.0", Replace: &debug.Module{Path: "./n", Version: "(devel)"}})
-	if c := doc.libraries[changed]; c.Version != "v2.0.0" || c.Pedigree == nil || (*c.Pedigree.Patches)[0].Diff.Text.Content != "--- a/f\n" {
-		t.Errorf("%s is %+v", changed, c)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/chandler-cni/chandler/internal/bundle"
+	"github.com/chandler-cni/chandler/internal/download"
 	"github.com/chandler-cni/chandler/internal/plugin"
 )
 
@@ -74,6 +75,42 @@ type Compared struct {
 // Package is the Go package that s is built from.
 func (p *Plugins) Package(s Staged) string {
 	return path.Join(p.Module, "plugins", string(s.Role), s.Name)
+}
+
+// Has says whether name is one of the reference set, brought to nodes or left out.
+func (p *Plugins) Has(name string) bool {
+	return slices.ContainsFunc(p.Staged, func(s Staged) bool { return s.Name == name }) ||
+		slices.ContainsFunc(p.LeftOut, func(l LeftOut) bool { return l.Name == name })
+}
+
+// ReleaseURL is where upstream has the tarball of a version for Linux.
+const ReleaseURL = "https://github.com/containernetworking/plugins/releases/download/{version}/cni-plugins-linux-{arch}-{version}.tgz"
+
+// ExpandURL fills in the placeholders {arch} and {version} of an address. Another placeholder is an error.
+func ExpandURL(template, arch, version string) (string, error) {
+	expanded := strings.NewReplacer("{arch}", arch, "{version}", version).Replace(template)
+	if i := strings.IndexAny(expanded, "{}"); i >= 0 {
+		return "", fmt.Errorf("address %q: want no placeholders but {arch} and {version}", template)
+	}
+	return expanded, download.CheckURL(expanded)
+}
+
+// NotPinnedError says that no digest of the release is pinned for an architecture.
+type NotPinnedError struct {
+	Arch, Version string
+	Pinned        []string
+}
+
+func (e *NotPinnedError) Error() string {
+	return fmt.Sprintf("no digest of the release %s is pinned for %s, only for %s", e.Version, e.Arch, strings.Join(e.Pinned, ", "))
+}
+
+// ReleaseDigest is the SHA-256 of the release's tarball for arch, or a *NotPinnedError.
+func (p *Plugins) ReleaseDigest(arch string) (string, error) {
+	if sum, ok := p.Release.SHA256[arch]; ok {
+		return sum, nil
+	}
+	return "", &NotPinnedError{arch, p.Version, slices.Sorted(maps.Keys(p.Release.SHA256))}
 }
 
 // Load reads and checks the pins file at path. Every finding of the check is one line that names the file and the field.

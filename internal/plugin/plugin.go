@@ -1,4 +1,4 @@
-// Package plugin knows what a CNI plugin's file is: Identify reads it without running it, Probe runs it.
+// Package plugin knows what a CNI plugin's file is: Identify and Describe read it without running it, Probe runs it.
 package plugin
 
 import (
@@ -85,7 +85,8 @@ func Identify(r io.ReaderAt, size int64) (Info, error) {
 	case bytes.HasPrefix(head, []byte("#!")):
 		return identifyScript(head)
 	case bytes.HasPrefix(head, []byte(elf.ELFMAG)):
-		return identifyELF(r, head, size)
+		info, _, err := identifyELF(r, head, size)
+		return info, err
 	}
 	return Info{}, ErrNotExecutable
 }
@@ -110,23 +111,61 @@ func identifyScript(head []byte) (Info, error) {
 
 // layout says where the fields of the two ELF classes lie.
 type layout struct {
-	header, program         int
-	entry                   int
-	phoff, phentsize, phnum int
-	offset, filesz          int
-	word                    func(binary.ByteOrder, []byte) uint64
+	header, program                   int
+	entry                             int
+	phoff, phentsize, phnum           int
+	flags, offset, vaddr, filesz      int // of a program header
+	shoff, shentsize, shnum, shstrndx int
+	section                           int
+	saddr, soffset, ssize, slink      int // of a section header
+	symbol, value, ssizeof            int // of a symbol
+	word                              func(binary.ByteOrder, []byte) uint64
 }
 
 var (
-	layout32 = layout{52, 32, 24, 28, 42, 44, 4, 16,
-		func(o binary.ByteOrder, b []byte) uint64 { return uint64(o.Uint32(b)) }}
-	layout64 = layout{64, 56, 24, 32, 54, 56, 8, 32,
-		func(o binary.ByteOrder, b []byte) uint64 { return o.Uint64(b) }}
+	layout32 = layout{
+		header: 52, program: 32, entry: 24, phoff: 28, phentsize: 42, phnum: 44,
+		flags: 24, offset: 4, vaddr: 8, filesz: 16,
+		shoff: 32, shentsize: 46, shnum: 48, shstrndx: 50,
+		section: 40, saddr: 12, soffset: 16, ssize: 20, slink: 24,
+		symbol: 16, value: 4, ssizeof: 8,
+		word: func(o binary.ByteOrder, b []byte) uint64 { return uint64(o.Uint32(b)) }}
+	layout64 = layout{
+		header: 64, program: 56, entry: 24, phoff: 32, phentsize: 54, phnum: 56,
+		flags: 4, offset: 8, vaddr: 16, filesz: 32,
+		shoff: 40, shentsize: 58, shnum: 60, shstrndx: 62,
+		section: 64, saddr: 16, soffset: 24, ssize: 32, slink: 40,
+		symbol: 24, value: 8, ssizeof: 16,
+		word: func(o binary.ByteOrder, b []byte) uint64 { return o.Uint64(b) }}
 )
 
-func identifyELF(r io.ReaderAt, head []byte, size int64) (Info, error) {
-	bad := func(format string, args ...any) (Info, error) {
-		return Info{}, &FormatError{fmt.Sprintf(format, args...)}
+// pointer is the width of a pointer in bytes.
+func (l layout) pointer() int {
+	if l.header == layout64.header {
+		return 8
+	}
+	return 4
+}
+
+// segment is a part of an ELF file that is loaded. It lies inside the file.
+type segment struct {
+	offset, size, vaddr uint64
+	flags               elf.ProgFlag
+}
+
+// image is an ELF file whose headers were found good enough to run.
+type image struct {
+	r        io.ReaderAt
+	size     int64
+	head     []byte // the file's first bytes, the whole ELF header among them
+	order    binary.ByteOrder
+	l        layout
+	segments []segment
+}
+
+func identifyELF(r io.ReaderAt, head []byte, size int64) (Info, *image, error) {
+	bad := func(format string, args ...any) (Info, *image, error) {
+		return Info{}, nil, &FormatError{fmt.Sprintf(format, args...)}
 	}
 	if len(head) < layout32.header {
 		return bad("truncated header")
@@ -173,9 +212,9 @@ func identifyELF(r io.ReaderAt, head []byte, size int64) (Info, error) {
 	}
 	headers := make([]byte, phnum*phentsize)
 	if _, err := r.ReadAt(headers, int64(phoff)); err != nil {
-		return Info{}, fmt.Errorf("read program headers: %w", err)
+		return Info{}, nil, fmt.Errorf("read program headers: %w", err)
 	}
-	loads := 0
+	img := &image{r: r, size: size, head: head, order: order, l: l}
 	for p := headers; len(p) > 0; p = p[phentsize:] {
 		offset, filesz := l.word(order, p[l.offset:]), l.word(order, p[l.filesz:])
 		kind := elf.ProgType(order.Uint32(p))
@@ -186,7 +225,7 @@ func identifyELF(r io.ReaderAt, head []byte, size int64) (Info, error) {
 			return bad("truncated: a segment ends past the file")
 		}
 		if kind == elf.PT_LOAD {
-			loads++
+			img.segments = append(img.segments, segment{offset, filesz, l.word(order, p[l.vaddr:]), elf.ProgFlag(order.Uint32(p[l.flags:]))})
 			continue
 		}
 		if filesz == 0 || filesz > maxInterp {
@@ -194,7 +233,7 @@ func identifyELF(r io.ReaderAt, head []byte, size int64) (Info, error) {
 		}
 		interp := make([]byte, filesz)
 		if _, err := r.ReadAt(interp, int64(offset)); err != nil {
-			return Info{}, fmt.Errorf("read interpreter: %w", err)
+			return Info{}, nil, fmt.Errorf("read interpreter: %w", err)
 		}
 		// The kernel takes the first interpreter, demands a zero byte at its end, and reads up to the first one.
 		name, _, ended := bytes.Cut(interp, []byte{0})
@@ -205,10 +244,10 @@ func identifyELF(r io.ReaderAt, head []byte, size int64) (Info, error) {
 			info.Interpreter = string(name)
 		}
 	}
-	if loads == 0 {
+	if len(img.segments) == 0 {
 		return bad("nothing to load")
 	}
-	return info, nil
+	return info, img, nil
 }
 
 // machines are the architectures that Kubernetes has nodes of, as GOARCH spells them.

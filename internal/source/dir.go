@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"slices"
+	"syscall"
 
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/hostdir"
@@ -52,7 +54,7 @@ func (d Dir) Bundle(ctx context.Context, out string) error {
 	if err != nil {
 		return err
 	}
-	return makeBundle(out, d.Version, arch, bundle.Source{Kind: "dir"}, func(w *bundle.Writer) error {
+	return makeBundle(ctx, out, d.Version, arch, bundle.Source{Kind: "dir"}, nil, func(w *bundle.Writer) error {
 		for _, name := range names {
 			if err := addFile(ctx, w, dir, name); err != nil {
 				return err
@@ -120,12 +122,33 @@ func addFile(ctx context.Context, w *bundle.Writer, dir *hostdir.Dir, name strin
 // contextReader ends once the context does, with its cause.
 type contextReader struct {
 	ctx context.Context
-	f   *os.File
+	io.Reader
 }
 
 func (r *contextReader) Read(p []byte) (int, error) {
 	if r.ctx.Err() != nil {
 		return 0, context.Cause(r.ctx)
 	}
-	return r.f.Read(p)
+	return r.Reader.Read(p)
+}
+
+// openRegular opens a file that the user named. A link is followed; a fifo or a device is neither waited for nor touched.
+func openRegular(path string) (*os.File, error) {
+	refuse := func(err error) (*os.File, error) { return nil, &os.PathError{Op: "open", Path: path, Err: err} }
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return refuse(hostdir.ErrNotRegular)
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if now, err := f.Stat(); err != nil || !os.SameFile(info, now) {
+		f.Close()
+		return refuse(errors.New("replaced while it was opened"))
+	}
+	return f, nil
 }

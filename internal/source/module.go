@@ -25,8 +25,12 @@ type Module struct {
 	Path    string // of the module
 	Version string // which Dir must require; what the plugins call themselves
 	Plugins []Plugin
+	Extras  []Extra
 	Form    string // Separate or Multicall
 	Arch    string // as GOARCH spells it
+
+	// Of a bundle that is made once more: the toolchain and the sum of the module that are demanded. Empty: whatever is here.
+	Go, Sum string
 
 	// Environ is the caller's environment. The Go command keeps from it, and from what "go env -w" has set, where things
 	// are and whom to trust; nothing that has a say in what comes out.
@@ -55,6 +59,9 @@ func (m Module) Bundle(ctx context.Context, out string) (err error) {
 	if m.Form != Separate && m.Form != Multicall {
 		return fmt.Errorf("form %q is neither %s nor %s", m.Form, Separate, Multicall)
 	}
+	if err := lookAtExtras(m.Extras, m.Arch); err != nil {
+		return err
+	}
 	tmp, err := os.MkdirTemp("", "chandler-build-")
 	if err != nil {
 		return err
@@ -65,12 +72,18 @@ func (m Module) Bundle(ctx context.Context, out string) (err error) {
 	if err != nil {
 		return fmt.Errorf("find the Go toolchain: %w", err)
 	}
+	if m.Go != "" && g.version != m.Go {
+		return &GoVersionError{m.Go, g.version}
+	}
 	linked, err := m.linkedModules(ctx, g)
 	if err != nil {
 		return fmt.Errorf("read module: %w", err)
 	}
+	if got := linked[m.Path].Sum; m.Sum != "" && got != m.Sum {
+		return &SumError{m.Path + "@" + m.Version, m.Sum, got}
+	}
 	from := bundle.Source{Kind: "module", Form: m.Form, Module: m.Path + "@" + m.Version, Sum: linked[m.Path].Sum, Go: g.version}
-	return makeBundle(out, m.Version, m.Arch, from, func(w *bundle.Writer) error {
+	return makeBundle(ctx, out, m.Version, m.Arch, from, m.Extras, func(w *bundle.Writer) error {
 		compile := m.compileSeparate
 		if m.Form == Multicall {
 			compile = m.compileMulticall

@@ -438,3 +438,32 @@ func mustEnd(t *testing.T, pid string) {
 	}
 	t.Errorf("process %s goes on", pid)
 }
+
+// Both forms say of themselves what they are.
+func TestReferencePluginsDescribed(t *testing.T) {
+	eachForm(t, func(t *testing.T, form string, b *bundle.Bundle, _ string) {
+		for _, p := range b.Manifest.Plugins {
+			f, err := b.OpenPlugin(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d, err := plugin.Describe(f, p.Size)
+			f.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := plugin.Description{Info: plugin.Info{Kind: plugin.ELF, Arch: b.Manifest.Arch}, Version: b.Manifest.Version,
+				Module: plugin.ReferenceModule, Go: b.Manifest.Source.Go}
+			if form == source.Multicall {
+				want.Multicall, want.VersionFrom = true, plugin.FromDependency
+				want.Package = "github.com/chandler-cni/chandler/upstream/plugins"
+			} else {
+				want.Name, want.VersionFrom = p.Name, plugin.FromMainModule
+				want.Package = plugin.ReferenceModule + "/plugins/" + string(p.Role) + "/" + p.Name
+			}
+			if diff := cmp.Diff(want, d); diff != "" {
+				t.Errorf("%s:\n%s", p.Name, diff)
+			}
+		}
+	})
+}

@@ -11,6 +11,7 @@ require (
 require (
 	go.opentelemetry.io/otel v1.29.0 // indirect
 	go.opentelemetry.io/otel/trace v1.29.0 // indirect
+	golang.org/x/mod v0.43.0 // indirect
 )
 
 replace github.com/chandler-cni/chandler => ../..
