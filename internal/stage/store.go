@@ -64,6 +64,7 @@ type store struct {
 	runName   string
 	originals *hostdir.Dir
 	staged    *hostdir.Dir
+	marked    bool // this run has marks in staged
 	slots     map[string]*hostdir.Dir
 }
 
@@ -177,16 +178,8 @@ func (s *store) open(at **hostdir.Dir, name string) (*hostdir.Dir, error) {
 }
 
 func (s *store) openLocked(at **hostdir.Dir, name string) (*hostdir.Dir, error) {
-	if *at != nil && gone(*at) {
-		(*at).Close()
-		*at = nil
-	}
 	if *at != nil {
 		return *at, nil
-	}
-	if s.dir != nil && gone(s.dir) {
-		s.dir.Close()
-		s.dir = nil
 	}
 	if s.dir == nil {
 		dir, created, err := s.ensure(s.bin, storeName)
@@ -211,6 +204,17 @@ func (s *store) openLocked(at **hostdir.Dir, name string) (*hostdir.Dir, error) 
 func gone(d *hostdir.Dir) bool {
 	e, err := d.Self()
 	return err == nil && e.Nlink == 0
+}
+
+// renew forgets those of the directories that are gone, so that they are made again. Only what this run has put nothing in
+// yet may be renewed.
+func renew(dirs ...**hostdir.Dir) {
+	for _, at := range dirs {
+		if *at != nil && gone(*at) {
+			(*at).Close()
+			*at = nil
+		}
+	}
 }
 
 // runDir is this run's own folder for files being written. Its lock tells other runs that it is in use.
@@ -239,6 +243,8 @@ func (s *store) runDir() (*hostdir.Dir, error) {
 
 // makeRunDir makes and locks a run's folder. If another run is clearing it, or has, the error is ErrLocked or ErrNotExist.
 func (s *store) makeRunDir(name string) (*hostdir.Dir, error) {
+	// A run's folder is the first that it makes.
+	renew(&s.dir, &s.tmp)
 	tmp, err := s.openLocked(&s.tmp, tmpName)
 	if err != nil {
 		return nil, err
@@ -294,6 +300,10 @@ func exact(e hostdir.Entry) bool { return e.Kind == hostdir.File && metadataDiff
 // mark records, durably once the directory of the marks is synced, that this run is about to publish these digests under
 // these names. It returns the marks that were not there before, also with an error.
 func (s *store) mark(names ...string) (made []string, err error) {
+	if !s.marked {
+		renew(&s.staged)
+		s.marked = true
+	}
 	staged, err := s.open(&s.staged, stagedName)
 	if err != nil {
 		return nil, err
