@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -286,7 +288,7 @@ func dash(s string) string {
 
 // quoted is a text of the node's in one word of one line, as it is where that is so already.
 func quoted(s string) string {
-	if strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c == 0x7f || c == 0xfffd }) {
+	if strings.ContainsFunc(s, func(c rune) bool { return !unicode.IsPrint(c) || c == utf8.RuneError }) {
 		return fmt.Sprintf("%q", s)
 	}
 	return s

@@ -3,8 +3,11 @@ package download
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"io"
+	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -192,6 +195,24 @@ func TestNobodyThere(t *testing.T) {
 	s.Close()
 	if _, err := (Request{URL: s.URL, Limit: 1}).Bytes(t.Context()); err == nil || !strings.Contains(err.Error(), "connection refused (the last of 5 attempts)") {
 		t.Error(err)
+	}
+}
+
+// A server that is not who it should be is not asked again.
+func TestUntrusted(t *testing.T) {
+	var n atomic.Int32
+	s := httptest.NewUnstartedServer(http.NotFoundHandler())
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			n.Add(1)
+		}
+	}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	var cert *tls.CertificateVerificationError
+	if _, err := (Request{URL: s.URL, Limit: 1}).Bytes(t.Context()); !errors.As(err, &cert) || n.Load() != 1 {
+		t.Errorf("%v, after %d connections", err, n.Load())
 	}
 }
 
