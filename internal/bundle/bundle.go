@@ -94,7 +94,10 @@ func Open(path string) (_ *Bundle, err error) {
 	if b.bin, err = root.Sub(binName); err != nil {
 		return nil, &DamageError{binName, cause(err)}
 	}
-	return b, b.checkNames()
+	if err := b.checkNames(); err != nil {
+		return nil, err
+	}
+	return b, nil
 }
 
 // checkNames holds bin/ and the manifest to each other.
@@ -268,7 +271,7 @@ func (m *Manifest) checkInfo(p Plugin, info plugin.Info) error {
 		return err
 	}
 	if p.Role.Reference() && !info.Static() {
-		return fmt.Errorf("not static: needs %s", info.Interpreter)
+		return fmt.Errorf("not static: needs %q", info.Interpreter)
 	}
 	return nil
 }

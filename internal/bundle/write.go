@@ -10,10 +10,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"syscall"
 	"time"
 
 	"github.com/chandler-cni/chandler/internal/plugin"
 )
+
+// ErrOccupied says that something stands where a bundle was to be made.
+var ErrOccupied = errors.New("is there already and is not empty")
 
 // epoch is the time that every file of a bundle carries, so that two builds are equal. It is the oldest that every
 // archive format can hold.
@@ -22,6 +27,7 @@ var epoch = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC)
 // Writer makes a bundle. Nothing is at its path until Commit, which puts the whole bundle there in one step.
 type Writer struct {
 	out, tmp string
+	made     []string // the folders above out that were made for it, the outermost first
 	manifest Manifest
 	infos    map[string]plugin.Info
 }
@@ -32,21 +38,40 @@ func Create(out, version, arch string, source Source) (*Writer, error) {
 	if err := checkVacant(out); err != nil {
 		return nil, err
 	}
-	parent := filepath.Dir(filepath.Clean(out))
-	if err := os.MkdirAll(parent, 0o755); err != nil {
+	w := &Writer{out: filepath.Clean(out), infos: make(map[string]plugin.Info),
+		manifest: Manifest{FormatVersion: FormatVersion, Version: version, Arch: arch, Source: source, Plugins: []Plugin{}}}
+	if err := w.manifest.check(); err != nil {
 		return nil, err
+	}
+	if err := w.makeFolders(); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
+}
+
+func (w *Writer) makeFolders() error {
+	parent := filepath.Dir(w.out)
+	var missing []string // the innermost first
+	for dir := parent; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		missing = append(missing, dir)
+	}
+	for _, dir := range slices.Backward(missing) {
+		switch err := os.Mkdir(dir, 0o755); {
+		case err == nil:
+			w.made = append(w.made, dir)
+		case !errors.Is(err, fs.ErrExist):
+			return err
+		}
 	}
 	tmp, err := os.MkdirTemp(parent, ".chandler-bundle-")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	w := &Writer{out: out, tmp: tmp, infos: make(map[string]plugin.Info),
-		manifest: Manifest{FormatVersion: FormatVersion, Version: version, Arch: arch, Source: source, Plugins: []Plugin{}}}
-	if err := errors.Join(os.Mkdir(w.path(binName), 0o755), w.manifest.check()); err != nil {
-		w.Close()
-		return nil, err
-	}
-	return w, nil
+	w.tmp = tmp
+	return os.Mkdir(w.path(binName), 0o755)
 }
 
 func checkVacant(out string) error {
@@ -58,16 +83,30 @@ func checkVacant(out string) error {
 		return err
 	}
 	if len(entries) > 0 {
-		return &fs.PathError{Op: "create bundle", Path: out, Err: errors.New("is there already and is not empty")}
+		return &fs.PathError{Op: "create bundle", Path: out, Err: ErrOccupied}
 	}
 	return nil
 }
 
-// Close removes what Commit has not put in its place.
-func (w *Writer) Close() error { return os.RemoveAll(w.tmp) }
+// Close removes what Commit has not put in its place, and the folders that were made for it if nothing is in them.
+func (w *Writer) Close() error {
+	if w.tmp != "" {
+		if err := os.RemoveAll(w.tmp); err != nil {
+			return err
+		}
+	}
+	for _, dir := range slices.Backward(w.made) {
+		switch err := os.Remove(dir); {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return nil // someone, most often Commit, has put something there
+		}
+	}
+	return nil
+}
 
-// Add copies an executable into the bundle under name.
-func (w *Writer) Add(name string, role Role, r io.Reader) (_ Plugin, err error) {
+// Add copies an executable into the bundle under name. When it fails, the bundle is as it was before.
+func (w *Writer) Add(name string, role Role, r io.Reader) (Plugin, error) {
 	if err := w.vacant(name); err != nil {
 		return Plugin{}, err
 	}
@@ -75,17 +114,27 @@ func (w *Writer) Add(name string, role Role, r io.Reader) (_ Plugin, err error) 
 	if err != nil {
 		return Plugin{}, err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
+	p := Plugin{Name: name, Role: role}
+	info, err := p.fill(f, r)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = w.enter(p, info)
+	}
+	if err != nil {
+		return Plugin{}, fmt.Errorf("add plugin %s: %w", name, errors.Join(err, os.Remove(f.Name())))
+	}
+	return p, nil
+}
+
+// fill copies r to f and says in p what it was.
+func (p *Plugin) fill(f *os.File, r io.Reader) (plugin.Info, error) {
 	h := sha256.New()
 	size, err := io.Copy(io.MultiWriter(f, h), io.LimitReader(r, plugin.MaxSize+1))
 	if err != nil {
-		return Plugin{}, fmt.Errorf("copy plugin %s: %w", name, err)
+		return plugin.Info{}, err
 	}
 	info, err := plugin.Identify(f, size)
-	if err != nil {
-		return Plugin{}, fmt.Errorf("plugin %s: %w", name, err)
-	}
-	return w.enter(Plugin{Name: name, SHA256: hex.EncodeToString(h.Sum(nil)), Size: size, Kind: info.Kind, Role: role}, info)
+	p.SHA256, p.Size, p.Kind = hex.EncodeToString(h.Sum(nil)), size, info.Kind
+	return info, err
 }
 
 // Link makes name another name of the file that was added as to: one executable that answers to several names.
@@ -101,7 +150,10 @@ func (w *Writer) Link(name string, role Role, to string) (Plugin, error) {
 			return Plugin{}, err
 		}
 		p.Name, p.Role = name, role
-		return w.enter(p, w.infos[to])
+		if err := w.enter(p, w.infos[to]); err != nil {
+			return Plugin{}, fmt.Errorf("link plugin %s: %w", name, errors.Join(err, os.Remove(w.path(binName, name))))
+		}
+		return p, nil
 	}
 	return Plugin{}, fmt.Errorf("link plugin %s: no plugin %s in this bundle", name, to)
 }
@@ -116,20 +168,20 @@ func (w *Writer) vacant(name string) error {
 	return nil
 }
 
-func (w *Writer) enter(p Plugin, info plugin.Info) (Plugin, error) {
-	if err := p.check(); err != nil {
-		return Plugin{}, err
-	}
-	if err := w.manifest.checkInfo(p, info); err != nil {
-		return Plugin{}, fmt.Errorf("plugin %s: %w", p.Name, err)
+func (w *Writer) enter(p Plugin, info plugin.Info) error {
+	if err := errors.Join(p.check(), w.manifest.checkInfo(p, info)); err != nil {
+		return err
 	}
 	w.infos[p.Name] = info
 	w.manifest.Plugins = append(w.manifest.Plugins, p)
-	return p, nil
+	return nil
 }
 
 // License keeps a licence's text at licenses/<name>, a relative path of slashes.
 func (w *Writer) License(name string, text []byte) error {
+	if !filepath.IsLocal(name) || filepath.Clean(name) == "." {
+		return fmt.Errorf("licence %q: not a path inside a folder", name)
+	}
 	return w.file(text, licensesName, filepath.FromSlash(name))
 }
 
@@ -137,14 +189,11 @@ func (w *Writer) License(name string, text []byte) error {
 func (w *Writer) SBOM(doc []byte) error { return w.file(doc, sbomName) }
 
 func (w *Writer) file(data []byte, elem ...string) error {
-	name := filepath.Join(elem...)
-	if !filepath.IsLocal(name) {
-		return fmt.Errorf("%q leaves the bundle", name)
-	}
-	if err := os.MkdirAll(filepath.Dir(w.path(name)), 0o755); err != nil {
+	path := w.path(elem...)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(w.path(name), data, 0o644)
+	return os.WriteFile(path, data, 0o644)
 }
 
 // Commit writes bundle.json and puts the bundle in its place. It returns the manifest.
@@ -181,7 +230,11 @@ func (w *Writer) Commit() (*Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &w.manifest, os.Rename(w.tmp, w.out)
+	// Not os.Rename, which refuses every directory that is there already; the system call takes the place of an empty one.
+	if err := syscall.Rename(w.tmp, w.out); err != nil {
+		return nil, &fs.PathError{Op: "create bundle", Path: w.out, Err: err}
+	}
+	return &w.manifest, nil
 }
 
 func (w *Writer) path(elem ...string) string {

@@ -45,7 +45,7 @@ func CheckName(name string) error {
 // Info is what a plugin's file says of itself.
 type Info struct {
 	Kind        Kind
-	Arch        string // as GOARCH spells it; empty for a script, the ELF number for a machine Go has no name for
+	Arch        string // one of Arches; empty for a script, the ELF name for a machine of another kind
 	Interpreter string // of a script, or the dynamic loader of an ELF file
 }
 
@@ -91,26 +91,36 @@ func Identify(r io.ReaderAt, size int64) (Info, error) {
 }
 
 func identifyScript(head []byte) (Info, error) {
-	line, _, _ := bytes.Cut(head[len("#!"):], []byte("\n"))
-	fields := bytes.Fields(line)
-	if len(fields) == 0 {
+	// As the kernel reads it: blanks are spaces and tabs only, so that a carriage return is part of the interpreter's
+	// name; a zero byte ends it; and a name that may go on past what the kernel reads is none.
+	line, _, ended := bytes.Cut(head[len("#!"):], []byte("\n"))
+	line = bytes.TrimLeft(line, " \t")
+	end := bytes.IndexAny(line, " \t\x00")
+	switch {
+	case end >= 0:
+		line = line[:end]
+	case !ended && len(head) == maxScriptLine:
 		return Info{}, ErrNotExecutable
 	}
-	return Info{Kind: Script, Interpreter: string(fields[0])}, nil
+	if len(line) == 0 {
+		return Info{}, ErrNotExecutable
+	}
+	return Info{Kind: Script, Interpreter: string(line)}, nil
 }
 
 // layout says where the fields of the two ELF classes lie.
 type layout struct {
 	header, program         int
+	entry                   int
 	phoff, phentsize, phnum int
 	offset, filesz          int
 	word                    func(binary.ByteOrder, []byte) uint64
 }
 
 var (
-	layout32 = layout{52, 32, 28, 42, 44, 4, 16,
+	layout32 = layout{52, 32, 24, 28, 42, 44, 4, 16,
 		func(o binary.ByteOrder, b []byte) uint64 { return uint64(o.Uint32(b)) }}
-	layout64 = layout{64, 56, 32, 54, 56, 8, 32,
+	layout64 = layout{64, 56, 24, 32, 54, 56, 8, 32,
 		func(o binary.ByteOrder, b []byte) uint64 { return o.Uint64(b) }}
 )
 
@@ -142,6 +152,9 @@ func identifyELF(r io.ReaderAt, head []byte, size int64) (Info, error) {
 	}
 	if t := elf.Type(order.Uint16(head[16:])); t != elf.ET_EXEC && t != elf.ET_DYN {
 		return bad("type %s", t)
+	}
+	if l.word(order, head[l.entry:]) == 0 {
+		return bad("no entry point; a shared library?")
 	}
 	machine := elf.Machine(order.Uint16(head[18:]))
 	info := Info{Kind: ELF, Arch: archOf(machine, l, order)}
@@ -176,16 +189,20 @@ func identifyELF(r io.ReaderAt, head []byte, size int64) (Info, error) {
 			loads++
 			continue
 		}
-		if filesz > maxInterp {
+		if filesz == 0 || filesz > maxInterp {
 			return bad("interpreter of %d bytes", filesz)
 		}
 		interp := make([]byte, filesz)
 		if _, err := r.ReadAt(interp, int64(offset)); err != nil {
 			return Info{}, fmt.Errorf("read interpreter: %w", err)
 		}
-		info.Interpreter = string(bytes.TrimRight(interp, "\x00"))
+		// The kernel takes the first interpreter, demands a zero byte at its end, and reads up to the first one.
+		name, _, ended := bytes.Cut(interp, []byte{0})
+		if len(name) == 0 || !ended {
+			return bad("an interpreter with no name")
+		}
 		if info.Interpreter == "" {
-			return bad("empty interpreter")
+			info.Interpreter = string(name)
 		}
 	}
 	if loads == 0 {
@@ -194,23 +211,36 @@ func identifyELF(r io.ReaderAt, head []byte, size int64) (Info, error) {
 	return info, nil
 }
 
-func archOf(m elf.Machine, l layout, order binary.ByteOrder) string {
-	little, wide := order == binary.LittleEndian, l.header == layout64.header
-	switch {
-	case m == elf.EM_X86_64 && little && wide:
-		return "amd64"
-	case m == elf.EM_386 && little && !wide:
-		return "386"
-	case m == elf.EM_AARCH64 && little && wide:
-		return "arm64"
-	case m == elf.EM_ARM && little && !wide:
-		return "arm"
-	case m == elf.EM_PPC64 && little && wide:
-		return "ppc64le"
-	case m == elf.EM_S390 && !little && wide:
-		return "s390x"
-	case m == elf.EM_RISCV && little && wide:
-		return "riscv64"
+// machines are the architectures that Kubernetes has nodes of, as GOARCH spells them.
+var machines = []struct {
+	arch         string
+	machine      elf.Machine
+	little, wide bool
+}{
+	{"386", elf.EM_386, true, false},
+	{"amd64", elf.EM_X86_64, true, true},
+	{"arm", elf.EM_ARM, true, false},
+	{"arm64", elf.EM_AARCH64, true, true},
+	{"ppc64le", elf.EM_PPC64, true, true},
+	{"riscv64", elf.EM_RISCV, true, true},
+	{"s390x", elf.EM_S390, false, true},
+}
+
+// Arches lists the architectures that Identify has names for, in order.
+func Arches() []string {
+	var arches []string
+	for _, m := range machines {
+		arches = append(arches, m.arch)
 	}
-	return m.String()
+	return arches
+}
+
+func archOf(machine elf.Machine, l layout, order binary.ByteOrder) string {
+	little, wide := order == binary.LittleEndian, l.header == layout64.header
+	for _, m := range machines {
+		if m.machine == machine && m.little == little && m.wide == wide {
+			return m.arch
+		}
+	}
+	return machine.String()
 }

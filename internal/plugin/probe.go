@@ -12,10 +12,19 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ProbeTimeout bounds one probe. A plugin answers in some 5 ms; the rest is for a node that is starting everything.
 const ProbeTimeout = 20 * time.Second
+
+// The two that tests shorten: the limit of one probe, and how long what a plugin left in another group may hold its
+// output open.
+var (
+	probeTimeout = ProbeTimeout
+	waitDelay    = time.Second
+)
 
 // maxAnswer bounds what is read of a plugin's answer, in bytes.
 const maxAnswer = 64 << 10
@@ -44,7 +53,7 @@ func (e *ExecError) Unwrap() error { return e.Err }
 //
 // Errors are *ExecError, ErrNoInterpreter, *AnswerError, or the context's.
 func Probe(ctx context.Context, f *os.File, path, name string) ([]string, error) {
-	limited, cancel := context.WithTimeout(ctx, ProbeTimeout)
+	limited, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 
 	// The descriptor is passed on as number 3 and not closed on exec, so that a script's interpreter can open it too.
@@ -61,7 +70,7 @@ func Probe(ctx context.Context, f *os.File, path, name string) ([]string, error)
 	cmd.Env = []string{"CNI_COMMAND=VERSION"}
 	cmd.ExtraFiles = []*os.File{f}
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = waitDelay
 	// A group of its own, so that what the plugin may have started ends with it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -82,12 +91,13 @@ func Probe(ctx context.Context, f *os.File, path, name string) ([]string, error)
 		}
 		return nil, &ExecError{errno}
 	}
+	endGroup(cmd.Process.Pid)
 	err := cmd.Wait()
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case limited.Err() != nil:
-		return nil, &AnswerError{fmt.Sprintf("no end after %s", ProbeTimeout)}
+		return nil, &AnswerError{fmt.Sprintf("no end after %s", probeTimeout)}
 	}
 	versions, parseErr := parseVersions(stdout.Bytes())
 	if err != nil {
@@ -97,6 +107,14 @@ func Probe(ctx context.Context, f *os.File, path, name string) ([]string, error)
 		return nil, &AnswerError{parseErr.Error()}
 	}
 	return versions, nil
+}
+
+// endGroup waits for the process to end and then ends what it started and did not wait for. Until it is reaped, which is
+// the caller's to do, its number is nobody else's.
+func endGroup(pid int) {
+	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+	}
+	_ = syscall.Kill(-pid, syscall.SIGKILL)
 }
 
 // MustAnswer decides what a probe's error means for a plugin: of the reference set a whole answer is demanded, of any
@@ -145,6 +163,13 @@ func describeExit(err error, stdout, stderr []byte) string {
 	said := stderr
 	if len(bytes.TrimSpace(said)) == 0 {
 		said = stdout
+		// The protocol's own form of an error: its first line alone would be a brace.
+		var answer struct {
+			Msg string `json:"msg"`
+		}
+		if json.Unmarshal(stdout, &answer) == nil && answer.Msg != "" {
+			said = []byte(answer.Msg)
+		}
 	}
 	if len(bytes.TrimSpace(said)) == 0 {
 		return err.Error()
@@ -155,6 +180,7 @@ func describeExit(err error, stdout, stderr []byte) string {
 // quote makes a foreign program's output fit to stand in one line of a report.
 func quote(b []byte) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(string(b)), "\n")
+	line = strings.TrimSpace(line)
 	if len(line) > 160 {
 		line = line[:160] + "…"
 	}
