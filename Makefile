@@ -5,7 +5,7 @@ SHELL := /bin/bash -euo pipefail
 OUT       := out
 GOBUILD   := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w'
 FUZZTIME  ?= 10s
-RINGS     ?= unit root
+RINGS     ?= unit root chart
 # The modules that are ours: the root, and those whose dependencies the product does not need.
 MODULES    = $(shell git ls-files '*go.mod' | grep -v '^upstream/' | xargs -n1 dirname)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -55,6 +55,10 @@ ring-unit: # no root, no network, seconds
 ring-root: build bundle # namespaces, mounts, real plugins
 	cd test/root && CHANDLER=$(abspath $(OUT)/chandler) BUNDLE=$(abspath $(OUT)/bundle) go test -v -tags root -count=1 ./...
 
+.PHONY: ring-chart
+ring-chart: # the charts by Helm's own engine, and the pages that quote them
+	cd test/chart && go test -v -count=1 ./...
+
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (10s)
 	@test/fuzz $(FUZZTIME)
@@ -69,8 +73,14 @@ lint: ## gofmt, go vet, staticcheck, in every module
 	@for m in $(MODULES); do echo "lint $$m"; (cd $$m && go vet -tags root ./... && go run $(STATICCHECK) -tags root ./...); done
 
 .PHONY: docs
-docs: ## write the command reference in docs/reference anew
+docs: ## write the command reference, the charts' READMEs and docs/distributions.md anew
 	go test ./cmd/... -run TestReference -update
+	go run ./cmd/chandlerctl chart docs
+
+.PHONY: update
+update: ## move what is named to another version: MULTUS=v4.3.0
+	@test -n "$(MULTUS)" || { echo "say which version: make update MULTUS=v4.3.0"; exit 2; }
+	go run ./cmd/chandlerctl chart update multus $(MULTUS)
 
 .PHONY: clean
 clean: ## remove out/

@@ -1,0 +1,144 @@
+package chart
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
+	"helm.sh/helm/v4/pkg/engine"
+
+	"github.com/chandler-cni/chandler/internal/chart"
+)
+
+var charts = []string{"multus", "platform"}
+
+// helm lint has nothing to say, not even a recommendation.
+func TestLint(t *testing.T) {
+	for _, name := range charts {
+		for _, values := range []map[string]any{nil, {"stageCniPlugins": true, "distribution": "talos", "namespace": map[string]any{"create": true}}} {
+			if name == "platform" && values != nil {
+				values = map[string]any{"bundles": map[string]any{"system": map[string]any{"variant": "isp-full-generic"}}}
+			}
+			for _, m := range lint.RunAll(filepath.Join(chartsDir, name), values, "cni").Messages {
+				t.Errorf("%s: %v", name, m)
+			}
+		}
+	}
+}
+
+func notes(t testing.TB, name, values string) string {
+	t.Helper()
+	vals, err := common.ReadValues([]byte(values))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := load(t, name, nil)
+	top, err := util.ToRenderValues(c, vals, common.ReleaseOptions{Name: "net", Namespace: "cni", IsInstall: true}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := engine.Render(c, top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files[name+"/templates/NOTES.txt"]
+}
+
+// What is said after an install names what was installed.
+func TestNotes(t *testing.T) {
+	on := notes(t, "multus", "{distribution: k3s, namespace: {name: there}, name: mine}")
+	for _, want := range []string{
+		"Multus v4.3.0", "DaemonSet there/mine", "rollout status daemonset/mine", "/var/lib/rancher/k3s/data/cni", "-c install-cni-plugins",
+		`initContainerStatuses[?(@.name=="install-cni-plugins")]`, "failed to install:", "kubectl label namespace there pod-security.kubernetes.io/enforce=privileged",
+	} {
+		if !strings.Contains(on, want) {
+			t.Errorf("the notes lack %q:\n%s", want, on)
+		}
+	}
+	off := notes(t, "multus", "namespace: {create: true}")
+	if strings.Contains(off, "install-cni-plugins") || !strings.Contains(off, "stageCniPlugins=true") || strings.Contains(off, "kubectl label") {
+		t.Errorf("the notes without staging:\n%s", off)
+	}
+	if got := notes(t, "platform", ""); !strings.Contains(got, "Talos v1.13.6 and kube-ovn v1.15.10") {
+		t.Errorf("the platform's notes:\n%s", got)
+	}
+}
+
+func TestReadmesAreCurrent(t *testing.T) {
+	for _, name := range charts {
+		want, err := chart.Readme(filepath.Join(chartsDir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(filepath.Join(chartsDir, name, "README.md"))
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s/README.md is not what its values say (%v); run 'go run ./cmd/chandlerctl chart docs'", name, err)
+		}
+	}
+}
+
+// The schema knows each value, and no other.
+func TestSchemaKnowsEachValue(t *testing.T) {
+	for _, name := range charts {
+		c := load(t, name, nil)
+		var schema map[string]any
+		if err := json.Unmarshal(c.Schema, &schema); err != nil {
+			t.Fatal(err)
+		}
+		definitions, _ := schema["definitions"].(map[string]any)
+		var compare func(path string, values, schema map[string]any)
+		compare = func(path string, values, schema map[string]any) {
+			if ref, ok := schema["$ref"].(string); ok {
+				schema = definitions[strings.TrimPrefix(ref, "#/definitions/")].(map[string]any)
+			}
+			properties, _ := schema["properties"].(map[string]any)
+			if properties == nil {
+				return
+			}
+			for key, value := range values {
+				under, ok := properties[key].(map[string]any)
+				if !ok {
+					t.Errorf("%s: the schema does not know %s%s", name, path, key)
+					continue
+				}
+				if m, ok := value.(map[string]any); ok {
+					compare(path+key+".", m, under)
+				}
+			}
+			for key := range properties {
+				if _, ok := values[key]; !ok && key != "global" {
+					t.Errorf("%s: the schema knows %s%s, which is no value", name, path, key)
+				}
+			}
+		}
+		compare("", c.Values, schema)
+		// Types only: a rule written twice would be two rules.
+		for _, word := range []string{"pattern\"", "enum", "minLength", "minimum", "default"} {
+			if strings.Contains(string(c.Schema), `"`+strings.Trim(word, `"`)+`"`) {
+				t.Errorf("%s: the schema judges more than types: %s", name, word)
+			}
+		}
+	}
+}
+
+// The two charts read a boolean by one rule.
+func TestBooleanHelperIsShared(t *testing.T) {
+	var texts []string
+	for _, name := range charts {
+		data, err := os.ReadFile(filepath.Join(chartsDir, name, "templates/_boolean.tpl"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, string(data))
+	}
+	if len(slices.Compact(texts)) != 1 {
+		t.Error("templates/_boolean.tpl differs between the charts; copy the one that is right over the other")
+	}
+}
