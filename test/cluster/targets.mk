@@ -11,7 +11,8 @@ $(OUT)/image.tar: $(OUT)/bundle.stamp build
 	rm -f $@
 	$(OUT)/chandlerctl image build --out $@
 
-CLUSTER_TEST = cd test/cluster && CLUSTER=$(abspath $(CLUSTER_DIR)) IMAGE=$(abspath $(OUT)/image.tar) CHARTS=$(abspath charts) \
+CLUSTER_TEST = cd test/cluster && CLUSTER=$(abspath $(CLUSTER_DIR)) IMAGE=$(abspath $(OUT)/image.tar) BUNDLE=$(abspath $(OUT)/bundle) \
+	CHARTS=$(abspath charts) CHANDLER=$(abspath $(OUT)/chandler) CHANDLERCTL=$(abspath $(OUT)/chandlerctl) \
 	go test -v -count=1 -p 1 -timeout 30m
 
 .PHONY: cluster

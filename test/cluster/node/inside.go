@@ -369,6 +369,7 @@ func kubeletConfig() map[string]any {
 		"failSwapOn":               false,
 		"makeIPTablesUtilChains":   false,
 		"resolvConf":               "",
+		"clusterDNS":               []string{"10.96.0.10"}, // nobody is there; without one every pod is warned about
 		"volumePluginDir":          "/var/lib/kubelet/volumeplugins",
 		"kubeAPIQPS":               200,
 		"kubeAPIBurst":             400,

@@ -4,18 +4,22 @@
 //	probe serve PORT             answer calls on a TCP port
 //	probe call ADDRESS WORDS...  say words to it and print what it answers
 //	probe load ADDRESS BYTES     send that much and print the seconds until all has arrived
+//	probe write HOW DIR NAMES... write other bytes to the files again and again, as other installers do
 //
+// HOW is "rename", which publishes whole files, or "place", which truncates and writes what is there, as cp -f does.
 // A server answers "hello" with the caller's address as it sees it, "load N" with a line once N bytes have come, and
 // anything else with the same words.
 package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -60,8 +64,57 @@ func run(args []string) error {
 		}
 		fmt.Printf("%.2f\n", time.Since(start).Seconds())
 		return nil
+	case args[0] == "write" && len(args) > 3:
+		return write(args[1], args[2], args[3:])
 	}
 	return fmt.Errorf("wrong usage: %q", args)
+}
+
+// write stands for an installer with an opinion of its own: of each name it takes what it finds and adds a mark, so that its
+// files are never those of a bundle and run all the same.
+func write(how, dir string, names []string) error {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
+	own := map[string][]byte{}
+	for _, name := range names {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		own[name] = append(data, "another build"...)
+	}
+	for {
+		for _, name := range names {
+			file := filepath.Join(dir, name)
+			switch how {
+			case "rename":
+				if err := os.WriteFile(file+".other", own[name], 0o755); err != nil {
+					return err
+				}
+				if err := os.Rename(file+".other", file); err != nil {
+					return err
+				}
+			case "place":
+				err := os.WriteFile(file, own[name], 0o755)
+				if errors.Is(err, unix.ETXTBSY) {
+					// What cp -f does then.
+					if err = os.Remove(file); err == nil {
+						err = os.WriteFile(file, own[name], 0o755)
+					}
+				}
+				if err != nil && !errors.Is(err, unix.ETXTBSY) && !errors.Is(err, os.ErrNotExist) {
+					return err
+				}
+			default:
+				return fmt.Errorf("no such way to write: %s", how)
+			}
+		}
+		select {
+		case <-signals:
+			return nil
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // wait ends on the signals that end a container. A sandbox's process is the first of its namespace and must reap.

@@ -25,7 +25,9 @@ const (
 	packages  = "/apis/cozystack.io/v1alpha1/packages"
 	namespace = "cozy-multus"
 	daemonset = "kube-multus-ds"
-	binDir    = "/opt/cni/bin"
+	// imageRepository is where the charts look for the image.
+	imageRepository = "ghcr.io/chandler-cni/multus"
+	binDir          = "/opt/cni/bin"
 )
 
 // ring is the one node, and what is installed on it.
@@ -33,8 +35,12 @@ var ring *cluster
 
 type cluster struct {
 	*node.Node
-	charts string // the folder of the charts
-	work   string // a folder for files
+	charts      string // the folder of the charts
+	image       string // the archive of chandler's image
+	bundle      string // the bundle that is in it
+	chandler    string // the program that is in it
+	chandlerctl string
+	work        string // a folder for files
 }
 
 func TestMain(m *testing.M) {
@@ -60,22 +66,24 @@ func TestMain(m *testing.M) {
 
 // prepare starts the node and gives it chandler's image.
 func prepare(ctx context.Context) (*cluster, error) {
-	var paths [3]string
-	for i, name := range []string{"CLUSTER", "IMAGE", "CHARTS"} {
+	c := new(cluster)
+	var folder string
+	for name, path := range map[string]*string{
+		"CLUSTER": &folder, "IMAGE": &c.image, "BUNDLE": &c.bundle, "CHARTS": &c.charts, "CHANDLER": &c.chandler, "CHANDLERCTL": &c.chandlerctl,
+	} {
 		value := os.Getenv(name)
 		if value == "" {
 			return nil, fmt.Errorf("%s is not set; `make cluster` sets it", name)
 		}
-		path, err := filepath.Abs(value)
-		if err != nil {
+		var err error
+		if *path, err = filepath.Abs(value); err != nil {
 			return nil, err
 		}
-		paths[i] = path
 	}
 	if err := node.Missing(); err != nil {
 		return nil, err
 	}
-	dir := node.Dir(paths[0])
+	dir := node.Dir(folder)
 	if err := node.Build(ctx, dir, "..", os.Stderr); err != nil {
 		return nil, err
 	}
@@ -83,11 +91,11 @@ func prepare(ctx context.Context) (*cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &cluster{Node: n, charts: paths[2], work: filepath.Join(dir.State(), "work")}
+	c.Node, c.work = n, filepath.Join(dir.State(), "work")
 	if err := os.MkdirAll(c.work, 0o755); err != nil {
 		return nil, err
 	}
-	if out, err := n.Command(ctx, "ctr", "-n", "k8s.io", "images", "import", paths[1]).CombinedOutput(); err != nil {
+	if out, err := n.Command(ctx, "ctr", "-n", "k8s.io", "images", "import", c.image).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("import the image: %w: %s", err, out)
 	}
 	crds, err := filepath.Abs("testdata/platform-crds.yaml")
