@@ -38,6 +38,8 @@ func hints(r *stage.Report, o stage.Options) []string {
 			add("somebody else made %s; look at what lies there, then give it to uid %d or remove it", owner.Path, os.Geteuid())
 		case errors.As(p.Err, &probe) && errors.Is(p.Err, syscall.EACCES) && onNoExec(o.BinDir):
 			add("the file system of %s is mounted noexec; nothing on it can be a plugin until it is mounted exec", r.BinDir)
+		case ownLimit(p.Err):
+			add("this process may not open or start as much as staging needs; raise its limits (ulimit -n, ulimit -u, memory)")
 		case errors.As(p.Err, &probe):
 			add("the file was checked and would not have worked on this node; --no-probe stages it all the same")
 		case errors.Is(p.Err, syscall.EROFS):
@@ -55,6 +57,17 @@ func hints(r *stage.Report, o stage.Options) []string {
 		}
 	}
 	return found
+}
+
+// ownLimit says whether a call failed for what this process may have, whatever it was for. EBADF is what a child gets that
+// may not hold the descriptors it is to be started with.
+func ownLimit(err error) bool {
+	for _, errno := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN, syscall.ENOMEM, syscall.EBADF} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
 }
 
 func refusalHint(err error) string {

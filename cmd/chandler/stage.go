@@ -67,6 +67,9 @@ stdout holds the result; failures are on stderr and in the termination log, in t
 	flags.BoolVar(&f.options.Create, "create", false, "make the bin dir (0755) if it is missing")
 	flags.BoolVar(&f.options.DryRun, "dry-run", false, "say what is there and what would be done; change nothing")
 	flags.BoolVar(&f.options.NoKeep, "no-keep", false, "do not keep what is replaced: it cannot be restored")
+	cli.Choice(cmd, (*string)(&f.options.Layout), "layout", string(stage.Separate),
+		"how the names of one executable lie in the bin dir: separate (a file each), linked (hard links to one, for small disks where nobody else writes)",
+		string(stage.Separate), string(stage.Linked))
 	flags.DurationVar(&f.options.LockWait, "lock-wait", lockWait, "how long to wait for another staging of the same bin dir")
 	return cmd
 }
@@ -78,28 +81,17 @@ func addTarget(cmd *cobra.Command, bundle *string, o *stage.Options, output *str
 	flags.StringVar(&o.BinDir, "bin-dir", defaultBinDir, "the directory that Multus searches, as this process sees it")
 	flags.StringVar(&o.ShownAs, "shown-as", "", "the bin dir's path on the host, for messages (default: --bin-dir)")
 	flags.BoolVar(&o.NoProbe, "no-probe", false, "do not run the plugins to see whether they can")
-	flags.StringVarP(output, "output", "o", "text", "text or json")
-}
-
-func checkOutput(output string) error {
-	if output != "text" && output != "json" {
-		return cli.UsageError("--output %q: want text or json", output)
-	}
-	return nil
+	cli.Output(cmd, output)
 }
 
 func runStage(ctx context.Context, streams cli.Streams, f stageFlags) error {
-	if err := checkOutput(f.output); err != nil {
-		return err
-	}
 	if f.options.LockWait < 0 {
 		return cli.UsageError("--lock-wait %s: want no less than 0", f.options.LockWait)
 	}
 	report := stageBundle(ctx, f)
 	report.Hints = hints(report, f.options)
-	if err := writeReport(streams.Out, report, f.output); err != nil {
-		return err
-	}
+	// A result that cannot be written does not change what was done, nor keep it from being told elsewhere.
+	lost := writeReport(streams.Out, report, f.output)
 	text := report.Text()
 	if report.Outcome == stage.Skipped || !report.Complete() || len(report.Warnings) > 0 {
 		fmt.Fprint(streams.Err, text)
@@ -107,8 +99,11 @@ func runStage(ctx context.Context, streams cli.Streams, f stageFlags) error {
 	if !f.options.DryRun {
 		writeTermination(streams, f.termination, report.TextWithin(stage.TextLimit))
 	}
+	if lost != nil {
+		fmt.Fprintln(streams.Err, "chandler: write the result:", lost)
+	}
 	var binDir *stage.BinDirError
-	if errors.As(report.Err, &binDir) || f.strict && !report.Complete() {
+	if lost != nil || errors.As(report.Err, &binDir) || f.strict && !report.Complete() {
 		return failed()
 	}
 	return nil

@@ -154,7 +154,10 @@ func (d *Dir) OpenFile(name string) (*os.File, Entry, error) {
 		return nil, e, d.fail("open", name, ErrNotRegular)
 	}
 	f, err := d.openat("open", name, unix.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO): // a link or a socket by now
+		return nil, Entry{}, d.fail("open", name, ErrNotRegular)
+	case err != nil:
 		return nil, Entry{}, err
 	}
 	var st unix.Stat_t
@@ -251,12 +254,17 @@ func (d *Dir) RemoveDir(name string) error {
 }
 
 // RemoveAll removes name and all that is under it, following no link and crossing into no other file system. It goes on
-// as far as it can and returns the first error. An absent name is none.
+// as far as it can and returns the first error. An absent name is none, also one that somebody else removes meanwhile.
 func (d *Dir) RemoveAll(name string) error {
-	e, err := d.Stat(name)
+	err := d.removeAll(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	return err
+}
+
+func (d *Dir) removeAll(name string) error {
+	e, err := d.Stat(name)
 	if err != nil {
 		return err
 	}

@@ -69,6 +69,7 @@ func Probe(ctx context.Context, f *os.File, path, name string) ([]string, error)
 	cmd.Args = []string{name}
 	cmd.Env = []string{"CNI_COMMAND=VERSION"}
 	cmd.ExtraFiles = []*os.File{f}
+	cmd.Stdin = strings.NewReader("") // and not /dev/null, which a container can be without
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.WaitDelay = waitDelay
 	// A group of its own, so that what the plugin may have started ends with it.

@@ -19,6 +19,16 @@ import (
 	"github.com/chandler-cni/chandler/internal/plugin"
 )
 
+// Tests make these calls fail, or come in between of two of them. Nothing else sets them.
+var (
+	chmodFile = (*os.File).Chmod
+	syncFile  = (*os.File).Sync
+	closeFile = (*os.File).Close
+	syncDir   = (*hostdir.Dir).Sync
+	publish   = (*hostdir.Dir).Publish
+	exchange  = (*hostdir.Dir).Exchange
+)
+
 // apply carries out the plan. An error is the bundle's or the context's, and means that nothing was published.
 func (r *run) apply() error {
 	defer func() {
@@ -82,19 +92,48 @@ func (r *run) write() error {
 		r.failPending(err)
 		return nil
 	}
+	if r.o.Layout == Linked {
+		first = r.linkInPlace(run, first)
+	}
 	damage := make([]error, len(r.work))
 	each(len(first), func(i int) { damage[i] = r.writeOne(run, first[i], nil) })
 	if err := firstError(damage); err != nil {
 		return err
 	}
 	each(len(rest), func(i int) {
-		from := leaders[rest[i].Plugin.SHA256]
-		if !from.written {
-			from = nil
+		p, from := rest[i], leaders[rest[i].Plugin.SHA256]
+		switch {
+		case !from.written:
+			damage[i] = r.writeOne(run, p, nil)
+		case r.o.Layout == Linked:
+			if p.Err = run.Link(run, from.Plugin.Name, p.Plugin.Name); p.Err == nil {
+				p.written = true
+			}
+		default:
+			damage[i] = r.writeOne(run, p, from)
 		}
-		damage[i] = r.writeOne(run, rest[i], from)
 	})
 	return firstError(damage)
+}
+
+// linkInPlace gives the pieces whose file is in place under another name a link to it, and returns the others. The link has
+// to be to the very file that was compared.
+func (r *run) linkInPlace(run *hostdir.Dir, pieces []*piece) (others []*piece) {
+	for _, p := range pieces {
+		if p.linkTo == nil {
+			others = append(others, p)
+			continue
+		}
+		p.Err = run.Link(r.dir, p.linkTo.Plugin.Name, p.Plugin.Name)
+		if p.Err == nil {
+			var e hostdir.Entry
+			if e, p.Err = run.Stat(p.Plugin.Name); p.Err == nil && !e.Same(p.linkTo.entry) {
+				p.Err = errContended
+			}
+		}
+		p.written = p.Err == nil
+	}
+	return others
 }
 
 // writeOne writes the file of p, from the bundle or as a copy of a piece already checked. What is wrong on the bin dir's
@@ -158,7 +197,7 @@ func writeFile(ctx context.Context, dir *hostdir.Dir, p bundle.Plugin, src *os.F
 		return err
 	}
 	defer func() {
-		if closeErr := dst.Close(); err == nil {
+		if closeErr := closeFile(dst); err == nil {
 			err = closeErr
 		}
 	}()
@@ -173,10 +212,10 @@ func writeFile(ctx context.Context, dir *hostdir.Dir, p bundle.Plugin, src *os.F
 	} else if err := copyHashed(ctx, dst, src, p); err != nil {
 		return err
 	}
-	if err := dst.Chmod(pluginPerm); err != nil {
+	if err := chmodFile(dst, pluginPerm); err != nil {
 		return err
 	}
-	return dst.Sync()
+	return syncFile(dst)
 }
 
 func copyHashed(ctx context.Context, dst io.Writer, src io.Reader, p bundle.Plugin) error {
@@ -293,7 +332,7 @@ func (r *run) publish() (any bool) {
 	}
 	made, err := r.store.mark(marks...)
 	if err == nil {
-		err = r.store.staged.Sync()
+		err = syncDir(r.store.staged)
 	}
 	if err != nil {
 		r.store.unmark(made)
@@ -310,7 +349,7 @@ func (r *run) publish() (any bool) {
 			p.published, any = true, true
 			continue
 		}
-		r.store.unmark(intersect(made, p.Plugin.Name))
+		r.store.unmark(marksOf(made, p.Plugin.Name))
 	}
 	return any
 }
@@ -324,7 +363,7 @@ func (r *run) settle() {
 			done = append(done, p)
 		}
 	}
-	err := r.dir.Sync()
+	err := syncDir(r.dir)
 	if len(done) > 0 {
 		err = errors.Join(err, r.store.sync())
 	}
@@ -341,8 +380,8 @@ func (r *run) settle() {
 	}
 }
 
-// intersect returns the marks of made that speak of the plugin name.
-func intersect(made []string, name string) []string {
+// marksOf returns the marks of made that speak of the plugin name.
+func marksOf(made []string, name string) []string {
 	var of []string
 	for _, m := range made {
 		if len(m) > len(name) && m[:len(name)+1] == mark(name, "") {
@@ -367,7 +406,7 @@ const attempts = 16
 func (r *run) publishOne(p *piece) error {
 	name := p.Plugin.Name
 	if p.Found.State == Absent {
-		err := r.dir.Publish(r.store.run, name, name)
+		err := publish(r.dir, r.store.run, name, name)
 		if !errors.Is(err, fs.ErrExist) {
 			return err
 		}
@@ -378,13 +417,21 @@ func (r *run) publishOne(p *piece) error {
 	if err != nil {
 		return err
 	}
-	swap := swapName(p.Plugin.SHA256, r.store.runName)
-	if err := slot.Publish(r.store.run, name, swap); err != nil {
+	ours, err := r.store.run.Stat(name)
+	if err != nil {
 		return err
 	}
-	if err := r.exchange(p, slot, swap); err != nil {
-		// Ours, still, since nothing was exchanged.
-		if rmErr := slot.Remove(swap); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
+	swap := swapName(p.Plugin.SHA256, r.store.runName)
+	if err := publish(slot, r.store.run, name, swap); err != nil {
+		return err
+	}
+	if err := r.exchange(p, slot, swap, ours); err != nil {
+		// Only our own file is removed. Whatever else could lie there after an error is the next run's to file.
+		e, rmErr := slot.Stat(swap)
+		if rmErr == nil && e.Same(ours) {
+			rmErr = slot.Remove(swap)
+		}
+		if rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
 			r.warn("leftover %s/%s stays: %s", name, swap, errnoText(rmErr))
 		}
 		return err
@@ -394,25 +441,25 @@ func (r *run) publishOne(p *piece) error {
 
 // exchange swaps our file, which lies in slot as swap, with what stands under the name. If that turns out to be nothing that
 // staging may take, it is swapped back.
-func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
+func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.Entry) error {
 	name := p.Plugin.Name
-	ours, err := slot.Stat(swap)
-	if err != nil {
-		return err
-	}
 	for range attempts {
-		err := r.dir.Exchange(slot, swap, name)
+		err := exchange(r.dir, slot, swap, name)
 		if errors.Is(err, errors.ErrUnsupported) {
-			return r.replace(p, slot, swap)
+			if err = r.replace(p, slot, swap); err == nil {
+				return nil
+			}
 		}
 		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
-			err = r.dir.Publish(slot, swap, name)
+			// Marked first: once the file is in place, nothing may fail any more.
+			if _, err := r.store.mark(mark(name, absentMark)); err != nil {
+				return err
+			}
+			err = publish(r.dir, slot, swap, name)
 			if errors.Is(err, fs.ErrExist) { // and put back
 				continue
 			}
-			if p.Action = New; err == nil {
-				_, err = r.store.mark(mark(name, absentMark))
-			}
+			p.Action = New
 			return err
 		}
 		if err != nil {
@@ -420,16 +467,16 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
 		}
 		theirs, err := slot.Stat(swap)
 		if err != nil {
-			return err
+			return &stuckError{name, swap, err}
 		}
-		if theirs.Kind == hostdir.File || theirs.Kind == hostdir.Symlink {
-			r.file(p, slot, swap)
+		if takes(theirs.Kind) {
+			r.file(p, slot, swap, !r.o.NoKeep)
 			return nil
 		}
 		// Not ours to take: back to its place. If our file is no longer there, somebody has put a third thing there that is
-		// now in our hands, and the round begins again with that.
-		if err := r.dir.Exchange(slot, swap, name); err != nil {
-			return fmt.Errorf("put back a %s: %w", theirs.Kind, err)
+		// now in our hands. Nothing of ours has replaced it, so it is kept in any case.
+		if err := exchange(r.dir, slot, swap, name); err != nil {
+			return &stuckError{name, swap, err}
 		}
 		back, err := slot.Stat(swap)
 		if err != nil {
@@ -438,11 +485,22 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string) error {
 		if back.Same(ours) {
 			return &LeftError{theirs.Kind}
 		}
-		r.file(p, slot, swap)
+		r.file(p, slot, swap, true)
 		return &LeftError{theirs.Kind}
 	}
 	return errContended
 }
+
+// stuckError says that what stood under a name was taken, may have to go back, and could not.
+type stuckError struct {
+	name, swap string
+	err        error
+}
+
+func (e *stuckError) Error() string {
+	return fmt.Sprintf("%s; what stood there lies in %s/%s/%s/%s", errnoText(e.err), storeName, originalsName, e.name, e.swap)
+}
+func (e *stuckError) Unwrap() error { return e.err }
 
 // errContended says that a name changed at every attempt to take it.
 var errContended = errors.New("replaced by another program at every attempt")
@@ -453,10 +511,14 @@ func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
 	name := p.Plugin.Name
 	old := swapName(unreadDigest, r.store.runName)
 	if err := slot.Link(r.dir, name, old); err != nil {
+		// A directory has no second name.
+		if e, statErr := r.dir.Stat(name); statErr == nil && !takes(e.Kind) {
+			return &LeftError{e.Kind}
+		}
 		return err
 	}
 	e, err := slot.Stat(old)
-	if err == nil && e.Kind != hostdir.File && e.Kind != hostdir.Symlink {
+	if err == nil && !takes(e.Kind) {
 		err = &LeftError{e.Kind}
 	}
 	if err == nil {
@@ -465,15 +527,18 @@ func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
 	if err != nil {
 		return errors.Join(err, slot.Remove(old))
 	}
-	r.file(p, slot, old)
+	r.file(p, slot, old, !r.o.NoKeep)
 	return nil
 }
 
-// file puts what the exchange brought among the originals. That it could not be filed is no reason to fail: it lies in the
-// folder as it is, and the next run files it.
-func (r *run) file(p *piece, slot *hostdir.Dir, swap string) {
+// takes says whether staging takes what stands under a plugin's name.
+func takes(kind hostdir.Kind) bool { return kind == hostdir.File || kind == hostdir.Symlink }
+
+// file puts what the exchange brought among the originals, if it is to be kept. That it could not be filed is no reason to
+// fail: it lies in the folder as it is, and the next run files it.
+func (r *run) file(p *piece, slot *hostdir.Dir, swap string, keep bool) {
 	name := p.Plugin.Name
-	original, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, !r.o.NoKeep)
+	original, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, keep)
 	p.original = original
 	if err != nil {
 		r.warn("%s: what was replaced is kept as %s/%s/%s: %s", name, originalsName, name, swap, errnoText(err))
@@ -506,7 +571,7 @@ func (r *run) checkReplaced() error {
 	}
 	// A container's mount always leads to the same directory; a path on the host may lead to another by now.
 	now, err := hostdir.Open(r.o.BinDir)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return replaced
 	}
 	if err != nil {

@@ -103,18 +103,19 @@ func (s *store) writeLedger(data []byte) (err error) {
 	if err != nil {
 		return err
 	}
-	f, err := run.Create(ledgerName)
+	const tmp = "." + ledgerName // no plugin's name
+	f, err := run.Create(tmp)
 	if err != nil {
 		return err
 	}
 	if _, err = f.Write(data); err == nil {
-		err = f.Sync()
+		err = syncFile(f)
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err = errors.Join(err, closeFile(f)); err != nil {
 		return err
 	}
-	if err := s.dir.Replace(run, ledgerName, ledgerName); err != nil {
+	if err := s.dir.Replace(run, tmp, ledgerName); err != nil {
 		return err
 	}
-	return s.dir.Sync()
+	return syncDir(s.dir)
 }

@@ -54,6 +54,9 @@ type Item struct {
 	Found  Found
 	Action Action // New, Replaced, Unchanged, or Failed with Err
 	Err    error
+
+	entry  hostdir.Entry // of the file, if it is Equal
+	linkTo *Item         // whose file, already in place, is to get this name too; nil if there is none
 }
 
 // LeftError says that a name is taken by something that staging never touches.
@@ -62,7 +65,7 @@ type LeftError struct{ Kind hostdir.Kind }
 func (e *LeftError) Error() string { return fmt.Sprintf("is a %s, left as it is", e.Kind) }
 
 // plan compares the bundle with the bin dir and decides for each plugin. It changes nothing. An error is the bundle's.
-func plan(ctx context.Context, b *bundle.Bundle, dir *hostdir.Dir) ([]Item, error) {
+func plan(ctx context.Context, b *bundle.Bundle, dir *hostdir.Dir, layout Layout) ([]Item, error) {
 	items := make([]Item, len(b.Manifest.Plugins))
 	errs := make([]error, len(items))
 	each(len(items), func(i int) {
@@ -78,7 +81,55 @@ func plan(ctx context.Context, b *bundle.Bundle, dir *hostdir.Dir) ([]Item, erro
 			return nil, err
 		}
 	}
+	if layout == Linked {
+		planLinked(items)
+	} else {
+		planSeparate(items)
+	}
 	return items, nil
+}
+
+// planSeparate gives a file of its own to every name that shares one with an earlier name.
+func planSeparate(items []Item) {
+	type inode struct{ dev, ino uint64 }
+	first := make(map[inode]string)
+	for i := range items {
+		it := &items[i]
+		if it.Found.State != Equal {
+			continue
+		}
+		at := inode{it.entry.Dev, it.entry.Ino}
+		if other, ok := first[at]; ok {
+			it.differ("one file with " + other)
+		} else {
+			first[at] = it.Plugin.Name
+		}
+	}
+}
+
+// planLinked makes the names of one digest names of one file: of the first that is in place, or else of a new one.
+func planLinked(items []Item) {
+	first := make(map[string]*Item)
+	for i := range items {
+		it := &items[i]
+		if it.Found.State != Equal {
+			continue
+		}
+		if other := first[it.Plugin.SHA256]; other == nil {
+			first[it.Plugin.SHA256] = it
+		} else if !it.entry.Same(other.entry) {
+			it.differ("not one file with " + other.Plugin.Name)
+		}
+	}
+	for i := range items {
+		if it := &items[i]; it.Found.State != Equal {
+			it.linkTo = first[it.Plugin.SHA256]
+		}
+	}
+}
+
+func (it *Item) differ(how string) {
+	it.Found, it.Action = Found{State: Different, Detail: how}, Replaced
 }
 
 // look fills in what stands under the item's name and what is to be done about it.
@@ -96,7 +147,7 @@ func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
 	switch e.Kind {
 	case hostdir.File:
 		it.Action = Replaced
-		it.Found, err = compare(b, it.Plugin, dir, e)
+		it.Found, it.entry, err = compare(b, it.Plugin, dir, e)
 		if it.Found.State == Equal {
 			it.Action = Unchanged
 		}
@@ -118,34 +169,34 @@ func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
 
 // compare says how the regular file of p in dir differs from the bundle's. The bytes are compared with each other and not
 // hashed: it is the quicker where a processor has no instructions for SHA-256, and the bundle's side was hashed already.
-func compare(b *bundle.Bundle, p bundle.Plugin, dir *hostdir.Dir, e hostdir.Entry) (Found, error) {
+func compare(b *bundle.Bundle, p bundle.Plugin, dir *hostdir.Dir, e hostdir.Entry) (Found, hostdir.Entry, error) {
 	if e.Size != p.Size {
-		return Found{State: Different, Detail: fmt.Sprintf("%d bytes, not %d", e.Size, p.Size)}, nil
+		return Found{State: Different, Detail: fmt.Sprintf("%d bytes, not %d", e.Size, p.Size)}, e, nil
 	}
 	theirs, e, err := dir.OpenFile(p.Name)
 	if err != nil {
-		return Found{State: Unreadable, Detail: errnoText(err)}, nil
+		return Found{State: Unreadable, Detail: errnoText(err)}, e, nil
 	}
 	defer theirs.Close()
 	ours, err := b.OpenPlugin(p)
 	if err != nil {
-		return Found{}, err
+		return Found{}, e, err
 	}
 	defer ours.Close()
 	same, err := sameBytes(ours, theirs)
 	var read *readError
 	switch {
 	case errors.As(err, &read) && read.first:
-		return Found{}, b.Damage(p, read.err)
+		return Found{}, e, b.Damage(p, read.err)
 	case err != nil:
-		return Found{State: Unreadable, Detail: errnoText(err)}, nil
+		return Found{State: Unreadable, Detail: errnoText(err)}, e, nil
 	case !same:
-		return Found{State: Different, Detail: "other bytes"}, nil
+		return Found{State: Different, Detail: "other bytes"}, e, nil
 	}
 	if d := metadataDiffers(e); d != "" {
-		return Found{State: Different, Detail: d}, nil
+		return Found{State: Different, Detail: d}, e, nil
 	}
-	return Found{State: Equal}, nil
+	return Found{State: Equal}, e, nil
 }
 
 // metadataDiffers says how a file's mode or owner is not as staging leaves it.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"syscall"
@@ -29,8 +30,19 @@ type Options struct {
 	DryRun       bool          // plan and report, change nothing
 	NoProbe      bool          // do not run what is about to be published
 	NoKeep       bool          // do not keep what is replaced
+	Layout       Layout        // how names of one digest lie in the bin dir; Separate if empty
 	LockWait     time.Duration // how long to wait for another staging
 }
+
+// Layout says how the names of one executable lie in the bin dir.
+type Layout string
+
+const (
+	// Separate gives each name a file of its own: a program that writes into one in place damages that one alone.
+	Separate Layout = "separate"
+	// Linked makes the names of one digest hard links to one file, for small disks and tmpfs where nobody else writes.
+	Linked Layout = "linked"
+)
 
 func (o Options) shown() string {
 	if o.ShownAs != "" {
@@ -115,11 +127,28 @@ func openBinDir(o Options) (*hostdir.Dir, error) {
 	return dir, nil
 }
 
-// makeBinDir makes the bin dir and what is missing above it, each with mode 0755 whatever the umask.
+// makeBinDir makes the bin dir and what is missing above it: durable, and each with mode 0755 whatever the umask.
 func makeBinDir(path string) error {
-	old := syscall.Umask(0o022)
-	defer syscall.Umask(old)
-	return os.MkdirAll(path, 0o755)
+	path = filepath.Clean(path)
+	above := filepath.Dir(path)
+	if _, err := os.Stat(above); errors.Is(err, fs.ErrNotExist) && above != path {
+		if err := makeBinDir(above); err != nil {
+			return err
+		}
+	}
+	dir, err := hostdir.Open(above)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	made, err := dir.Make(filepath.Base(path), 0o755)
+	if errors.Is(err, fs.ErrExist) { // another run was quicker
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(made.Close(), dir.Sync())
 }
 
 // refusal is the report's last line for an error that let nothing be staged, without the suffix that says so.
@@ -164,28 +193,33 @@ func (p *piece) pending() bool { return p.Err == nil && p.Action != Unchanged &&
 // do runs the steps in the order that the guarantees need: nothing is published before everything was checked.
 // An error means that nothing was staged.
 func (r *run) do() error {
-	store, storeErr := openStore(r.dir)
-	defer store.close()
-	r.store = store
+	locked := false
 	if !r.o.DryRun {
-		if err := r.begin(storeErr); err != nil {
+		var err error
+		if locked, err = r.lock(); err != nil {
 			return err
 		}
+	}
+	store, storeErr := openStore(r.dir, !r.o.DryRun)
+	defer store.close()
+	r.store = store
+	if locked && storeErr == nil {
+		r.clear()
 	}
 	if err := r.checkBundle(); err != nil {
 		return err
 	}
-	items, err := plan(r.ctx, r.b, r.dir)
+	items, err := plan(r.ctx, r.b, r.dir, r.o.Layout)
 	if err != nil {
 		return err
 	}
 	for _, it := range items {
 		r.work = append(r.work, &piece{Item: it})
 	}
+	if storeErr != nil {
+		r.failPending(storeErr)
+	}
 	if !r.o.DryRun {
-		if storeErr != nil {
-			r.failPending(storeErr)
-		}
 		if err := r.apply(); err != nil {
 			return err
 		}
@@ -211,25 +245,14 @@ func (r *run) checkBundle() error {
 	return firstError(errs)
 }
 
-// begin takes the lock and clears what earlier runs left. Neither is worth failing for.
-func (r *run) begin(storeErr error) error {
-	locked, err := r.lock()
-	if err != nil {
-		return err
-	}
-	if storeErr != nil || !locked {
-		return nil
-	}
-	if err := r.store.tighten(); err != nil {
-		r.warn("%s stays open to others: %s", storeName, errnoText(err))
-	}
+// clear puts right what earlier runs left. It must hold the lock. What cannot be cleared is not worth failing for.
+func (r *run) clear() {
 	if err := r.store.settleSwaps(r.ctx); err != nil {
 		r.warn("an interrupted run's original could not be filed: %s", errnoText(err))
 	}
 	if err := r.store.clearLeftovers(); err != nil {
 		r.warn("leftovers of an earlier run stay: %s", errnoText(err))
 	}
-	return nil
 }
 
 // lockPoll is how often a held lock is tried again.
@@ -287,13 +310,18 @@ func (p *piece) result() Result {
 
 // cause is the error in the words of the report: the operation and the errno, and what became of the old file.
 func (p *piece) cause() string {
-	text := errnoText(p.Err)
 	var left *LeftError
 	var undurable *undurableError
+	var stuck *stuckError
 	switch {
-	case errors.As(p.Err, &left), errors.As(p.Err, &undurable):
-		return text
+	case errors.As(p.Err, &left):
+		return left.Error()
+	case errors.As(p.Err, &undurable):
+		return undurable.Error()
+	case errors.As(p.Err, &stuck):
+		return stuck.Error()
 	}
+	text := errnoText(p.Err)
 	switch p.Found.State {
 	case Equal, Different, Unreadable:
 		return text + "; the old file was kept"

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/chandler-cni/chandler/internal/hostdir"
 	"github.com/chandler-cni/chandler/internal/plugin"
 )
@@ -63,7 +65,6 @@ type store struct {
 	originals *hostdir.Dir
 	staged    *hostdir.Dir
 	slots     map[string]*hostdir.Dir
-	marks     map[string]bool // names in staged when the run began
 }
 
 // OwnerError says that the folder in the bin dir belongs to somebody else, who could change what lies in it.
@@ -73,7 +74,7 @@ type OwnerError struct {
 }
 
 func (e *OwnerError) Error() string {
-	return fmt.Sprintf("belongs to uid %d, not to this process (uid %d)", e.UID, os.Geteuid())
+	return fmt.Sprintf("%s belongs to uid %d, not to this process (uid %d)", e.Path, e.UID, os.Geteuid())
 }
 
 // storeError says that the folder, and not a plugin's own file, is in the way.
@@ -82,61 +83,65 @@ type storeError struct{ err error }
 func (e *storeError) Error() string { return storeName + ": " + errnoText(e.err) }
 func (e *storeError) Unwrap() error { return e.err }
 
-// openStore opens the folder if there is one. It changes nothing. The store is to be closed also when there is an error.
-func openStore(bin *hostdir.Dir) (*store, error) {
-	s := &store{bin: bin, slots: make(map[string]*hostdir.Dir), marks: make(map[string]bool)}
-	dir, err := claim(bin.Sub(storeName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return s, nil
+// inStore names the folder in an error that would not name it by itself.
+func inStore(err error) error {
+	if _, ok := err.(*fs.PathError); ok {
+		return &storeError{err}
 	}
-	if err != nil {
-		return s, &storeError{err}
-	}
-	s.dir = dir
-	staged, err := dir.Sub(stagedName)
-	if errors.Is(err, fs.ErrNotExist) {
-		return s, nil
-	}
-	if err != nil {
-		return s, &storeError{err}
-	}
-	s.staged = staged
-	names, err := staged.Names()
-	if err != nil {
-		return s, &storeError{err}
-	}
-	for _, name := range names {
-		s.marks[name] = true
-	}
-	return s, nil
+	return err
 }
 
-// claim makes sure that an opened folder is this user's.
-func claim(dir *hostdir.Dir, err error) (*hostdir.Dir, error) {
-	if err != nil {
-		return nil, err
+// TakenError says that something else stands where the folder, or one of its directories, should be.
+type TakenError struct{ Path string } // below the bin dir
+
+func (e *TakenError) Error() string { return e.Path + " is not a directory" }
+
+// openStore opens the folder if it is there. It must be called with the bin dir's lock held, or nothing to wait for: the
+// folder may come and go with another staging. Only if it may be changed is the folder's mode put right.
+func openStore(bin *hostdir.Dir, change bool) (*store, error) {
+	s := &store{bin: bin, slots: make(map[string]*hostdir.Dir)}
+	dir, err := s.sub(bin, storeName)
+	if err == nil {
+		dir, err = s.claim(dir, change)
 	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return s, inStore(err)
+	}
+	s.dir = dir
+	staged, err := s.sub(dir, stagedName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	s.staged = staged
+	return s, inStore(err)
+}
+
+// sub opens the directory name in parent. If what stands there is anything else, the error is a *TakenError.
+func (s *store) sub(parent *hostdir.Dir, name string) (*hostdir.Dir, error) {
+	dir, err := parent.Sub(name)
+	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
+		err = &TakenError{strings.TrimPrefix(parent.Path()+"/"+name, s.bin.Path()+"/")}
+	}
+	return dir, err
+}
+
+// claim makes sure that an opened folder is this user's and, if it may be changed, nobody else's business.
+func (s *store) claim(dir *hostdir.Dir, change bool) (*hostdir.Dir, error) {
 	e, err := dir.Self()
 	if err == nil && e.UID != uint32(os.Geteuid()) {
 		err = &OwnerError{storeName, e.UID}
+	}
+	if err == nil && e.Perm != storePerm && change {
+		err = dir.Chmod(storePerm)
 	}
 	if err != nil {
 		dir.Close()
 		return nil, err
 	}
 	return dir, nil
-}
-
-// tighten makes the folder nobody else's business, should somebody have opened it up.
-func (s *store) tighten() error {
-	if s.dir == nil {
-		return nil
-	}
-	e, err := s.dir.Self()
-	if err == nil && e.Perm != storePerm {
-		err = s.dir.Chmod(storePerm)
-	}
-	return err
 }
 
 func (s *store) close() {
@@ -150,15 +155,15 @@ func (s *store) close() {
 	}
 }
 
-// ensure opens the folder name in parent and makes it if need be.
-func ensure(parent *hostdir.Dir, name string) (dir *hostdir.Dir, created bool, err error) {
-	dir, err = parent.Sub(name)
+// ensure opens the directory name in parent and makes it if need be.
+func (s *store) ensure(parent *hostdir.Dir, name string) (dir *hostdir.Dir, created bool, err error) {
+	dir, err = s.sub(parent, name)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return dir, false, err
 	}
 	dir, err = parent.Make(name, storePerm)
 	if errors.Is(err, fs.ErrExist) { // another run was quicker
-		dir, err = parent.Sub(name)
+		dir, err = s.sub(parent, name)
 		return dir, false, err
 	}
 	return dir, err == nil, err
@@ -172,15 +177,18 @@ func (s *store) open(at **hostdir.Dir, name string) (*hostdir.Dir, error) {
 		return *at, nil
 	}
 	if s.dir == nil {
-		dir, created, err := ensure(s.bin, storeName)
-		if dir, err = claim(dir, err); err != nil {
-			return nil, &storeError{err}
+		dir, created, err := s.ensure(s.bin, storeName)
+		if err == nil {
+			dir, err = s.claim(dir, true)
+		}
+		if err != nil {
+			return nil, inStore(err)
 		}
 		s.dir, s.created = dir, created
 	}
-	dir, _, err := ensure(s.dir, name)
+	dir, _, err := s.ensure(s.dir, name)
 	if err != nil {
-		return nil, &storeError{err}
+		return nil, inStore(err)
 	}
 	*at = dir
 	return dir, nil
@@ -231,7 +239,7 @@ func (s *store) slot(name string) (*hostdir.Dir, error) {
 	if d := s.slots[name]; d != nil {
 		return d, nil
 	}
-	d, _, err := ensure(originals, name)
+	d, _, err := s.ensure(originals, name)
 	if err == nil {
 		s.slots[name] = d
 	}
@@ -241,14 +249,20 @@ func (s *store) slot(name string) (*hostdir.Dir, error) {
 func mark(name, what string) string { return name + "@" + what }
 
 // ours says whether the file of this digest and entry under name is one that staging put there and nobody has touched.
+// The marks are looked at when it is asked, so that what another run has published since this one began counts as well.
 func (s *store) ours(name, digest string, e hostdir.Entry) bool {
-	return s.marks[mark(name, digest)] && exact(e)
+	if s.staged == nil || !exact(e) {
+		return false
+	}
+	_, err := s.staged.Stat(mark(name, digest))
+	return err == nil
 }
 
 // exact says whether a file's metadata is what staging leaves.
 func exact(e hostdir.Entry) bool { return e.Kind == hostdir.File && metadataDiffers(e) == "" }
 
-// mark records, durably once syncMarks has run, that this run is about to publish these digests under these names.
+// mark records, durably once the directory of the marks is synced, that this run is about to publish these digests under
+// these names. It returns the marks that were not there before, also with an error.
 func (s *store) mark(names ...string) (made []string, err error) {
 	staged, err := s.open(&s.staged, stagedName)
 	if err != nil {
@@ -281,7 +295,7 @@ func (s *store) clearLeftovers() error {
 	if s.dir == nil {
 		return nil
 	}
-	tmp, err := s.dir.Sub(tmpName)
+	tmp, err := s.sub(s.dir, tmpName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -313,7 +327,7 @@ func (s *store) settleSwaps(ctx context.Context) error {
 	if s.dir == nil {
 		return nil
 	}
-	originals, err := s.dir.Sub(originalsName)
+	originals, err := s.sub(s.dir, originalsName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -327,7 +341,7 @@ func (s *store) settleSwaps(ctx context.Context) error {
 		if plugin.CheckName(name) != nil {
 			continue
 		}
-		slot, err := originals.Sub(name)
+		slot, err := s.sub(originals, name)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -372,7 +386,8 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 		return "", err
 	}
 	// Before the exchange it is our new file, with the digest that its name says; after it, it may be our last one.
-	unpublished := exact(e) && digest == swapDigest(swap)
+	// A digest that is not known proves nothing.
+	unpublished := exact(e) && digest == swapDigest(swap) && digest != unreadDigest
 	if !keep || unpublished || s.ours(name, digest, e) {
 		return "", slot.Remove(swap)
 	}
@@ -383,7 +398,7 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 	kept := parseOriginals(files)
 	for n := nextNumber(kept); ; n++ {
 		file := fmt.Sprintf("%d-%s", n, digest)
-		err := slot.Publish(slot, swap, file)
+		err := publish(slot, slot, swap, file)
 		if errors.Is(err, fs.ErrExist) { // an unlocked run was here
 			continue
 		}
@@ -487,11 +502,11 @@ func (r *reader) Read(p []byte) (int, error) {
 func (s *store) sync() error {
 	var errs []error
 	for _, d := range s.slots {
-		errs = append(errs, d.Sync())
+		errs = append(errs, syncDir(d))
 	}
 	for _, d := range []*hostdir.Dir{s.originals, s.dir} {
 		if d != nil {
-			errs = append(errs, d.Sync())
+			errs = append(errs, syncDir(d))
 		}
 	}
 	return errors.Join(errs...)
@@ -507,11 +522,15 @@ func (s *store) tidy() error {
 	if !s.created {
 		return nil
 	}
-	// Each of these stays if it holds anything.
+	// Marks say that this run, or one beside it that uses the store too, has published: then all of it stays. Each of the
+	// others stays if it holds anything.
+	if err := s.dir.RemoveDir(stagedName); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	for name := range s.slots {
 		s.originals.RemoveDir(name)
 	}
-	for _, name := range []string{stagedName, originalsName, tmpName} {
+	for _, name := range []string{originalsName, tmpName} {
 		s.dir.RemoveDir(name)
 	}
 	s.bin.RemoveDir(storeName)

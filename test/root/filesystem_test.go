@@ -1,0 +1,300 @@
+//go:build root
+
+package root
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Everything that staging promises holds on the file systems that nodes have: fresh, update, unchanged, back, with what was
+// replaced kept as the very file that it was.
+func TestFileSystems(t *testing.T) {
+	for _, kind := range []string{"ext4", "xfs", "btrfs", "tmpfs"} {
+		t.Run(kind, func(t *testing.T) {
+			at := ""
+			if kind == "tmpfs" {
+				at = tmpfs(t, "size=512m")
+			} else {
+				at, _ = disk(t, kind, 512<<20)
+			}
+			exerciseFileSystem(t, at, true)
+		})
+	}
+	t.Run("overlayfs", func(t *testing.T) {
+		lower := t.TempDir()
+		bin := mkdir(t, filepath.Join(lower, "bin"))
+		five := []string{"bridge", "firewall", "host-local", "portmap", "tuning"}
+		place(t, ring.older, bin, five...)
+		before := tree(t, lower)
+		bytes := make(map[string]identity)
+		for _, name := range five {
+			bytes[name] = identify(t, filepath.Join(bin, name))
+		}
+		upper := t.TempDir()
+		at := mounted(t, "overlay", t.TempDir(), "overlay", 0,
+			fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, mkdir(t, filepath.Join(upper, "upper")), mkdir(t, filepath.Join(upper, "work"))))
+		dir := filepath.Join(at, "bin")
+		w := startWatchers(t, 1, ring.bundle, ring.older)
+		w.over(dir, false)
+		stage(t, ring.bundle, dir).counts(t, 9, 5, 0, 0)
+		holds(t, ring.bundle, dir)
+		clean(t, ring.bundle, dir)
+		for _, name := range five {
+			kept := originals(t, dir, name)
+			if len(kept) != 1 {
+				t.Fatalf("%s: kept %v", name, kept)
+			}
+			// The lower layer's file has been copied up; all but its inode is as it was.
+			id := identify(t, kept[0])
+			id.ino = bytes[name].ino
+			if id != bytes[name] {
+				t.Fatalf("%s: kept %+v, was %+v", name, id, bytes[name])
+			}
+		}
+		unchanged(t, before, tree(t, lower))
+		was := tree(t, dir)
+		stage(t, ring.bundle, dir).counts(t, 0, 0, 14, 0)
+		unchanged(t, was, tree(t, dir))
+		stage(t, ring.older, dir).counts(t, 0, 14, 0, 0)
+		holds(t, ring.older, dir)
+		clean(t, ring.older, dir)
+		w.end()
+
+		exerciseFileSystem(t, mkdir(t, filepath.Join(at, "other")), false)
+		unchanged(t, before, tree(t, lower))
+	})
+}
+
+func exerciseFileSystem(t *testing.T, at string, inodes bool) {
+	t.Helper()
+	t.Run("fresh", func(t *testing.T) {
+		dir := mkdir(t, filepath.Join(at, "fresh"))
+		stage(t, ring.bundle, dir).counts(t, 14, 0, 0, 0)
+		holds(t, ring.bundle, dir)
+		clean(t, ring.bundle, dir)
+		before := tree(t, dir)
+		stage(t, ring.bundle, dir).counts(t, 0, 0, 14, 0)
+		unchanged(t, before, tree(t, dir))
+		if code, out := verify(t, ring.bundle, dir); code != 0 {
+			t.Fatalf("verify: exit %d\n%s", code, out)
+		}
+		// Our own files are not anybody's originals.
+		stage(t, ring.older, dir).counts(t, 0, 14, 0, 0)
+		holds(t, ring.older, dir)
+		clean(t, ring.older, dir)
+		for _, name := range reference {
+			if kept := originals(t, dir, name); len(kept) > 0 {
+				t.Fatalf("%s: kept %v", name, kept)
+			}
+		}
+	})
+	t.Run("update", func(t *testing.T) {
+		dir := mkdir(t, filepath.Join(at, "update"))
+		place(t, ring.older, dir)
+		old := time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC)
+		before := make(map[string]identity)
+		for i, name := range reference {
+			path := filepath.Join(dir, name)
+			for _, err := range []error{
+				unix.Setxattr(path, "user.ring", []byte(name), 0),
+				os.Chown(path, 100+i, 200+i),
+				syscall.Chmod(path, uint32([]int{0o755, 0o700, 0o6755, 0o000}[i%4])),
+				os.Chtimes(path, old, old.Add(time.Duration(i)*time.Nanosecond)),
+			} {
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			before[name] = identify(t, path)
+		}
+		w := startWatchers(t, 1, ring.bundle)
+		stage(t, ring.bundle, dir).counts(t, 0, 14, 0, 0)
+		w.over(dir, true)
+		holds(t, ring.bundle, dir)
+		clean(t, ring.bundle, dir)
+		for _, name := range reference {
+			kept := originals(t, dir, name)
+			if len(kept) != 1 {
+				t.Fatalf("%s: kept %v", name, kept)
+			}
+			id := identify(t, kept[0])
+			if !inodes {
+				id.ino = before[name].ino
+			}
+			if id != before[name] {
+				t.Fatalf("%s: kept %+v, was %+v", name, id, before[name])
+			}
+			value := make([]byte, 64)
+			n, err := unix.Getxattr(kept[0], "user.ring", value)
+			if err != nil || string(value[:n]) != name {
+				t.Fatalf("%s: its attribute is %q (%v)", name, value[:max(n, 0)], err)
+			}
+		}
+		stage(t, ring.bundle, dir).counts(t, 0, 0, 14, 0)
+		w.end()
+	})
+	t.Run("at most three originals", func(t *testing.T) {
+		dir := mkdir(t, filepath.Join(at, "three"))
+		for i := range 5 {
+			write(t, filepath.Join(dir, "static"), fmt.Sprintf("#!/bin/sh\n# the foreign file %d\n", i), 0o755)
+			if o := stage(t, ring.few, dir); o.code != 0 || len(o.failed()) > 0 {
+				t.Fatal(o.stderr)
+			}
+		}
+		kept := originals(t, dir, "static")
+		if len(kept) != 3 {
+			t.Fatalf("kept %v", kept)
+		}
+		for i, path := range kept {
+			if !strings.Contains(read(t, path), fmt.Sprintf("file %d", i+2)) {
+				t.Fatalf("%s holds %q", path, read(t, path))
+			}
+		}
+		holds(t, ring.few, dir)
+		clean(t, ring.few, dir)
+	})
+}
+
+// Guarantee 3, after a power cut. What the disk has at an instant is in the file behind the loop device; a copy of it, mounted,
+// is what the node would come up with.
+func TestPowerCut(t *testing.T) {
+	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			scratch, err := os.MkdirTemp(ring.dir, ring.id+"-cut-")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.RemoveAll(scratch) })
+			at, image := filepath.Join(scratch, "at"), filepath.Join(scratch, ring.id+".img")
+			if err := makeDisk(kind, image, 512<<20, at); err != nil {
+				t.Fatal(err)
+			}
+			dir := mkdir(t, filepath.Join(at, "bin"))
+			place(t, ring.fewOlder, dir)
+			before := make(map[string]identity)
+			for _, name := range fewNames {
+				before[name] = identify(t, filepath.Join(dir, name))
+			}
+			unix.Sync()
+			// Not synced by anybody: it shows that a copy has no more than the disk.
+			write(t, filepath.Join(at, "control"), strings.Repeat("x", 1<<20), 0o644)
+			stage(t, ring.few, dir).counts(t, 0, 4, 0, 0)
+			copied := powerCut(t, image)
+			// Not both at once: they are one file system by their names.
+			unmount(t, at)
+			after := comeUp(t, kind, copied)
+			if data, err := os.ReadFile(filepath.Join(after, "control")); err == nil && strings.Count(string(data), "x") == 1<<20 {
+				t.Log("even what nobody had synced was on the disk: this run shows nothing")
+			}
+			bin := filepath.Join(after, "bin")
+			holds(t, ring.few, bin)
+			for _, name := range fewNames {
+				if kept := originals(t, bin, name); len(kept) != 1 || identify(t, kept[0]) != before[name] {
+					t.Fatalf("%s: kept %v", name, kept)
+				}
+			}
+			stage(t, ring.few, bin).counts(t, 0, 0, 4, 0)
+			clean(t, ring.few, bin)
+		})
+	}
+	t.Run("while staging", func(t *testing.T) {
+		at, image := disk(t, "ext4", 128<<20)
+		var took time.Duration
+		shown := 0
+		for i := range 7 {
+			dir := mkdir(t, filepath.Join(at, fmt.Sprint("bin", i)))
+			place(t, ring.fewOlder, dir)
+			before := make(map[string]identity)
+			for _, name := range fewNames {
+				before[name] = identify(t, filepath.Join(dir, name))
+			}
+			unix.Sync()
+			start := time.Now()
+			p := call{bundle: ring.few, dir: dir, args: []string{"--no-probe"}}.start(t)
+			if i == 0 { // measures
+				p.wait().counts(t, 0, 4, 0, 0)
+				took = time.Since(start)
+				continue
+			}
+			time.Sleep(took * time.Duration(i) / 6)
+			p.cmd.Process.Signal(syscall.SIGSTOP)
+			time.Sleep(10 * time.Millisecond) // what it has begun comes to its end
+			after := comeUp(t, "ext4", powerCut(t, image))
+			bin := filepath.Join(after, fmt.Sprint("bin", i))
+			whole(t, bin, false, ring.few, ring.fewOlder)
+			for _, name := range fewNames {
+				if wrongAs(ring.fewOlder, bin, name) == "" {
+					shown++
+				}
+			}
+			// The node comes up and stages again.
+			o := stage(t, ring.few, bin)
+			if o.code != 0 || len(o.failed()) > 0 {
+				t.Fatal(o.stderr)
+			}
+			holds(t, ring.few, bin)
+			clean(t, ring.few, bin)
+			for _, name := range fewNames {
+				if kept := originals(t, bin, name); len(kept) != 1 || identify(t, kept[0]) != before[name] {
+					t.Fatalf("%s: kept %v", name, kept)
+				}
+			}
+			p.cmd.Process.Signal(syscall.SIGCONT)
+			p.wait().counts(t, 0, 4, 0, 0)
+			os.RemoveAll(dir)
+		}
+		t.Logf("in 6 cuts over %s, %d of 24 names came up with the old file", took.Round(time.Millisecond), shown)
+	})
+}
+
+// powerCut copies a disk as it is at one instant.
+func powerCut(t *testing.T, image string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(ring.dir, ring.id+"-cut-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	copied := filepath.Join(dir, ring.id+".img")
+	for range 20 {
+		written := read(t, loopStat(t, image))
+		sh(t, "cp", "--sparse=always", image, copied)
+		if read(t, loopStat(t, image)) == written {
+			return copied
+		}
+		// The kernel wrote to the disk meanwhile, and the copy is of no one instant.
+	}
+	t.Fatal("the disk never came to rest")
+	return ""
+}
+
+// comeUp mounts what a power cut has left.
+func comeUp(t *testing.T, kind, image string) string {
+	t.Helper()
+	at := mkdir(t, filepath.Join(filepath.Dir(image), "at"))
+	sh(t, "mount", "-o", "loop", "-t", kind, image, at)
+	t.Cleanup(func() { unmount(t, at) })
+	return at
+}
+
+// loopStat is the file that counts what is written to the disk whose bytes are in image.
+func loopStat(t testing.TB, image string) string {
+	t.Helper()
+	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, f := range files {
+		// The kernel may tell the path from the root of its mount.
+		if strings.HasSuffix(image, strings.TrimSpace(read(t, f))) {
+			return filepath.Join(filepath.Dir(filepath.Dir(f)), "stat")
+		}
+	}
+	t.Fatalf("no loop device has %s", image)
+	return ""
+}

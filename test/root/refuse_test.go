@@ -1,0 +1,386 @@
+//go:build root
+
+package root
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/chandler-cni/chandler/internal/bundle"
+)
+
+// A mount that cannot be written to: each plugin is named, nothing is changed, the hint says what to look at.
+func TestReadOnlyMount(t *testing.T) {
+	host := t.TempDir()
+	place(t, ring.fewOlder, host, "static", "tuning")
+	before := tree(t, host)
+	dir := bind(t, host, t.TempDir(), unix.MS_RDONLY)
+	o := stage(t, ring.few, dir, "--shown-as", "/opt/cni/bin")
+	o.counts(t, 0, 0, 0, 4)
+	for name, cause := range o.failed() {
+		if !strings.Contains(cause, "read-only file system") {
+			t.Fatalf("%s: %s", name, cause)
+		}
+		if old := name == "static" || name == "tuning"; old != strings.HasSuffix(cause, "; the old file was kept") {
+			t.Fatalf("%s: %s", name, cause)
+		}
+	}
+	o.says(t, "hint: /opt/cni/bin is read-only here; in a pod, the volume mount must not be readOnly")
+	unchanged(t, before, tree(t, host))
+	if o := stage(t, ring.few, dir, "--strict"); o.code != 1 {
+		t.Fatalf("--strict: exit %d", o.code)
+	}
+
+	t.Run("with everything in place", func(t *testing.T) {
+		host := t.TempDir()
+		stage(t, ring.few, host).counts(t, 4, 0, 0, 0)
+		before := tree(t, host)
+		stage(t, ring.few, bind(t, host, t.TempDir(), unix.MS_RDONLY)).counts(t, 0, 0, 4, 0)
+		unchanged(t, before, tree(t, host))
+	})
+}
+
+// Guarantee 2: on a file system that executes nothing, nothing is published.
+func TestNoExecMount(t *testing.T) {
+	host := t.TempDir()
+	place(t, ring.fewOlder, host, "static")
+	dir := bind(t, host, t.TempDir(), unix.MS_NOEXEC)
+	o := stage(t, ring.few, dir)
+	o.counts(t, 0, 0, 0, 4)
+	for name, cause := range o.failed() {
+		if !strings.HasPrefix(cause, "cannot be executed: permission denied") {
+			t.Fatalf("%s: %s", name, cause)
+		}
+	}
+	o.says(t, "hint: the file system of "+dir+" is mounted noexec")
+	holds(t, ring.fewOlder, host, "static")
+	clean(t, ring.few, host)
+	if names, _ := os.ReadDir(host); len(names) != 1 {
+		t.Fatalf("left there: %v", names)
+	}
+	if code, out := verify(t, ring.few, dir); code != 1 {
+		t.Fatalf("verify: exit %d\n%s", code, out)
+	}
+}
+
+// Guarantee 5: a file that nobody may change stays, and the others are staged.
+func TestImmutableFile(t *testing.T) {
+	dir := t.TempDir()
+	place(t, ring.fewOlder, dir)
+	before := identify(t, filepath.Join(dir, "static"))
+	t.Run("", func(t *testing.T) {
+		immutable(t, filepath.Join(dir, "static"))
+		o := stage(t, ring.few, dir)
+		o.counts(t, 0, 3, 0, 1)
+		if cause := o.failed()["static"]; cause != "rename: operation not permitted; the old file was kept" {
+			t.Fatal(cause)
+		}
+		o.says(t, "hint: static is immutable; chattr -i lets it be replaced")
+		if identify(t, filepath.Join(dir, "static")) != before {
+			t.Fatal("it was changed")
+		}
+		clean(t, ring.few, dir)
+	})
+	stage(t, ring.few, dir).counts(t, 0, 1, 3, 0)
+	holds(t, ring.few, dir)
+}
+
+func TestImmutableDirectory(t *testing.T) {
+	dir := t.TempDir()
+	place(t, ring.fewOlder, dir, "static")
+	t.Run("", func(t *testing.T) {
+		immutable(t, dir)
+		before := tree(t, dir)
+		o := stage(t, ring.few, dir)
+		o.counts(t, 0, 0, 0, 4)
+		for name, cause := range o.failed() {
+			if !strings.Contains(cause, "operation not permitted") {
+				t.Fatalf("%s: %s", name, cause)
+			}
+		}
+		o.says(t, "is immutable; chattr -i")
+		unchanged(t, before, tree(t, dir))
+	})
+	stage(t, ring.few, dir).counts(t, 3, 1, 0, 0)
+}
+
+// Guarantee 4: what is no file and no link is left, whatever it holds, and never opened.
+func TestTakenNames(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write(t, filepath.Join(mkdir(t, at("bridge")), "inside"), "theirs", 0o640)
+	mkdir(t, at("vrf"))
+	if err := syscall.Mkfifo(at("ptp"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mknod(at("sbr"), unix.S_IFCHR|0o755, int(unix.Mkdev(1, 3))); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mknod(at("vlan"), unix.S_IFBLK|0o755, int(unix.Mkdev(7, 250))); err != nil {
+		t.Fatal(err)
+	}
+	socket, err := net.ListenUnix("unix", &net.UnixAddr{Name: at("portmap"), Net: "unix"})
+	if err != nil {
+		// The path is too long for a socket's address: by way of a shorter one.
+		t.Chdir(dir)
+		if socket, err = net.ListenUnix("unix", &net.UnixAddr{Name: "portmap", Net: "unix"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer socket.Close()
+	taken := map[string]string{"bridge": "directory", "vrf": "directory", "ptp": "fifo", "sbr": "device", "vlan": "device", "portmap": "socket"}
+	before := make(map[string]identity)
+	for name := range taken {
+		before[name] = identify(t, at(name))
+	}
+	o := stage(t, ring.bundle, dir)
+	o.counts(t, 8, 0, 0, 6)
+	for name, kind := range taken {
+		if cause := o.failed()[name]; cause != fmt.Sprintf("is a %s, left as it is", kind) {
+			t.Fatalf("%s: %s", name, cause)
+		}
+		if identify(t, at(name)) != before[name] {
+			t.Fatalf("%s was changed", name)
+		}
+	}
+	o.says(t, "failed to install: bridge portmap ptp sbr vlan vrf\nbridge: is a directory, left as it is\n")
+	clean(t, ring.bundle, dir)
+	if o := stage(t, ring.bundle, dir, "--strict"); o.code != 1 || len(o.failed()) != 6 {
+		t.Fatalf("--strict: exit %d", o.code)
+	}
+	code, out := verify(t, ring.bundle, dir)
+	if code != 1 || !strings.Contains(out, "8 ok, 6 wrong") {
+		t.Fatalf("verify: exit %d\n%s", code, out)
+	}
+}
+
+// Guarantee 4: a link is replaced itself. Where one multi-call binary serves all names, as on k3s, it stays what it was.
+func TestLinksIntoASharedBinary(t *testing.T) {
+	host := t.TempDir()
+	shared := filepath.Join(mkdir(t, filepath.Join(host, "data/current/bin")), "cni")
+	write(t, shared, "#!/bin/sh\necho shared\n", 0o755)
+	if err := unix.Setxattr(shared, "user.ring", []byte("theirs"), 0); err != nil {
+		t.Fatal(err)
+	}
+	dir := mkdir(t, filepath.Join(host, "bin"))
+	targets := map[string]string{"host-local": "../data/current/bin/cni", "sbr": shared, "static": "../data/gone", "tuning": "tuning"}
+	for name, target := range targets {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	links := make(map[string]identity)
+	for name := range targets {
+		links[name] = identify(t, filepath.Join(dir, name))
+	}
+	before := tree(t, filepath.Join(host, "data"))
+	w := startWatchers(t, 1, ring.few)
+	w.over(dir, false)
+	o := stage(t, ring.few, dir)
+	w.over("", false)
+	o.counts(t, 0, 4, 0, 0)
+	holds(t, ring.few, dir)
+	unchanged(t, before, tree(t, filepath.Join(host, "data")))
+	for name, target := range targets {
+		found := o.result(t, name).Found
+		if found.State != "symlink" || found.Target != target {
+			t.Fatalf("%s: found %+v", name, found)
+		}
+		kept := originals(t, dir, name)
+		if len(kept) != 1 || identify(t, kept[0]) != links[name] {
+			t.Fatalf("%s: kept %v", name, kept)
+		}
+		if want := filepath.Join(dir, o.result(t, name).Original); kept[0] != want {
+			t.Fatalf("%s: kept as %s, reported as %s", name, kept[0], want)
+		}
+	}
+	stage(t, ring.few, dir).counts(t, 0, 0, 4, 0)
+
+	t.Run("the bin dir itself", func(t *testing.T) {
+		real := t.TempDir()
+		link := filepath.Join(t.TempDir(), "bin")
+		if err := os.Symlink(real, link); err != nil {
+			t.Fatal(err)
+		}
+		stage(t, ring.few, link).counts(t, 4, 0, 0, 0)
+		holds(t, ring.few, real)
+	})
+}
+
+// Guarantee 2: an executable of another machine is found before it is published, and does not stop the others.
+func TestForeignMachine(t *testing.T) {
+	source := t.TempDir()
+	write(t, filepath.Join(source, "main.go"), "package main\n\nfunc main() { println(\"{}\") }\n", 0o644)
+	foreign := filepath.Join(source, "foreign")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", foreign, "main.go")
+	build.Dir = source
+	build.Env = append(os.Environ(), "GOOS=linux", "GOARCH=arm64", "CGO_ENABLED=0", "GOPROXY=off", "GOFLAGS=", "GO111MODULE=off", "GOTOOLCHAIN=local")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	// No tool of ours makes such a bundle: it is put together from two.
+	dir := filepath.Join(t.TempDir(), "mixed")
+	sh(t, "cp", "-r", ring.few, dir)
+	other := filepath.Join(t.TempDir(), "other")
+	w, err := bundle.Create(other, "v1.9.1", "arm64", bundle.Source{Kind: "dir"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	f, err := os.Open(foreign)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	added, err := w.Add("static", bundle.Extra, f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := pluginOf(t, ring.few, "static")
+	manifest := read(t, filepath.Join(dir, "bundle.json"))
+	manifest = strings.Replace(manifest, was.SHA256, added.SHA256, 1)
+	manifest = strings.Replace(manifest, fmt.Sprintf(`"size": %d`, was.Size), fmt.Sprintf(`"size": %d`, added.Size), 1)
+	for _, role := range []bundle.Role{was.Role, bundle.Extra} {
+		t.Run(string(role), func(t *testing.T) {
+			write(t, filepath.Join(dir, "bin/static"), read(t, foreign), 0o755)
+			head, tail, _ := strings.Cut(manifest, added.SHA256)
+			tail = strings.Replace(tail, fmt.Sprintf(`"role": %q`, was.Role), fmt.Sprintf(`"role": %q`, role), 1)
+			write(t, filepath.Join(dir, "bundle.json"), head+added.SHA256+tail, 0o644)
+			bin := t.TempDir()
+			place(t, ring.fewOlder, bin, "static")
+			o := stage(t, dir, bin)
+			o.counts(t, 3, 0, 0, 1)
+			if cause := o.failed()["static"]; cause != "built for arm64, not for amd64; the old file was kept" {
+				t.Fatal(cause)
+			}
+			holds(t, ring.few, bin, "host-local", "sbr", "tuning")
+			holds(t, ring.fewOlder, bin, "static")
+			clean(t, ring.few, bin)
+		})
+	}
+	t.Run("a whole bundle", func(t *testing.T) {
+		if _, err := w.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		bin := t.TempDir()
+		o := stage(t, other, bin, "--strict")
+		if o.code != 1 || o.failed()["static"] != "built for arm64, not for amd64" {
+			t.Fatalf("exit %d: %v", o.code, o.failed())
+		}
+		if names, _ := os.ReadDir(bin); len(names) != 0 {
+			t.Fatalf("left there: %v", names)
+		}
+	})
+}
+
+func pluginOf(t testing.TB, dir, name string) bundle.Plugin {
+	t.Helper()
+	b, err := bundle.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	p, ok := b.Plugin(name)
+	if !ok {
+		t.Fatalf("no %s in %s", name, dir)
+	}
+	return p
+}
+
+// An earlier directory that is still open in the container's mount is not what the host uses.
+func TestDirectoryReplacedOnTheHost(t *testing.T) {
+	const message = "this directory was replaced on the host; restart the pod"
+	setup := func(t *testing.T) (host, mount string) {
+		host = mkdir(t, filepath.Join(t.TempDir(), "opt/cni/bin"))
+		place(t, ring.fewOlder, host)
+		return host, bind(t, host, t.TempDir(), 0)
+	}
+	replace := func(t *testing.T, host string) {
+		if err := os.RemoveAll(host); err != nil {
+			t.Fatal(err)
+		}
+		mkdir(t, host)
+	}
+	want := func(t *testing.T, o outcome, code int) {
+		t.Helper()
+		if o.code != code {
+			t.Errorf("exit %d, want %d", o.code, code)
+		}
+		if !strings.Contains(o.log, message) || o.log != o.stderr || strings.Contains(o.log, "failed to install") {
+			t.Errorf("log %q, stderr %q", o.log, o.stderr)
+		}
+	}
+	t.Run("before the run", func(t *testing.T) {
+		host, mount := setup(t)
+		replace(t, host)
+		want(t, stage(t, ring.few, mount, "--shown-as", "/opt/cni/bin"), 1)
+		o := stage(t, ring.few, mount, "--init", "--shown-as", "/opt/cni/bin")
+		want(t, o, 0)
+		o.says(t, "bin dir /opt/cni/bin: "+message)
+	})
+	t.Run("during the run", func(t *testing.T) {
+		host, mount := setup(t)
+		g := newGate(t, ring.few)
+		p := call{bundle: g.bundle, dir: mount, args: []string{"--init"}}.start(t)
+		g.reached(t)
+		replace(t, host)
+		g.open()
+		want(t, p.wait(), 0)
+	})
+	t.Run("by a path", func(t *testing.T) {
+		host, _ := setup(t)
+		g := newGate(t, ring.few)
+		p := call{bundle: g.bundle, dir: host}.start(t)
+		g.reached(t)
+		if err := os.Rename(host, host+".old"); err != nil {
+			t.Fatal(err)
+		}
+		mkdir(t, host)
+		g.open()
+		want(t, p.wait(), 1)
+	})
+}
+
+// A disk that fails to sync is not trusted: no plugin whose file it did not confirm is published.
+func TestDiskThatDoesNotSync(t *testing.T) {
+	dir := t.TempDir()
+	place(t, ring.fewOlder, dir, "static")
+	strace := func(inject string) []string {
+		return []string{"strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync,renameat2", "-e", "inject=" + inject}
+	}
+	start := time.Now()
+	o := call{bundle: ring.few, dir: dir, wrap: strace("fsync:error=EIO")}.run(t)
+	if o.code != 0 || len(o.failed()) != 4 {
+		t.Fatalf("exit %d after %s: %v", o.code, time.Since(start), o.failed())
+	}
+	o.told(t)
+	for name, cause := range o.failed() {
+		if !strings.Contains(cause, "input/output error") {
+			t.Fatalf("%s: %s", name, cause)
+		}
+	}
+	holds(t, ring.fewOlder, dir, "static")
+	clean(t, ring.few, dir)
+
+	// A file system that knows no exchange: in two steps, with the old file kept all the same.
+	before := identify(t, filepath.Join(dir, "static"))
+	w := startWatchers(t, 2, ring.few, ring.fewOlder)
+	w.over(dir, false)
+	o = call{bundle: ring.few, dir: dir, wrap: strace("renameat2:error=EINVAL")}.run(t)
+	o.counts(t, 3, 1, 0, 0)
+	w.end()
+	holds(t, ring.few, dir)
+	clean(t, ring.few, dir)
+	if kept := originals(t, dir, "static"); len(kept) != 1 || identify(t, kept[0]) != before {
+		t.Fatalf("kept %v", kept)
+	}
+}

@@ -1,0 +1,293 @@
+//go:build root
+
+package root
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Guarantees 1, 3 and 5 on a full disk, which is sized so that it is full at each plugin in turn: what does not fit is named
+// with its cause, keeps what was there, and does not keep the others from being staged; with room again, the next run heals.
+func TestFullDisk(t *testing.T) {
+	sizes := make(map[string]int64)
+	var all int64
+	for _, name := range reference {
+		info, err := os.Stat(filepath.Join(ring.bundle, "bin", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sizes[name] = info.Size()
+		all += info.Size()
+	}
+	const page = 4096
+	for _, update := range []bool{false, true} {
+		name := "fresh"
+		if update {
+			name = "update"
+		}
+		t.Run(name, func(t *testing.T) {
+			named := make(map[string]bool)
+			var room int64
+			for i, full := range reference {
+				size := room + sizes[full]/2
+				room += sizes[full]
+				if update {
+					size += all + 14*page
+				}
+				dir := filepath.Join(tmpfs(t, fmt.Sprintf("size=%d", size/page*page)), "bin")
+				mkdir(t, dir)
+				if update {
+					place(t, ring.older, dir)
+				}
+				var args []string
+				strict := i%2 == 1
+				if strict {
+					args = []string{"--strict"}
+				}
+				o := stage(t, ring.bundle, dir, args...)
+				if (o.code == 1) != strict || o.code > 1 || o.signal != 0 {
+					t.Fatalf("full at %s: exit %d with strict %v", full, o.code, strict)
+				}
+				o.told(t)
+				failed := o.failed()
+				if len(failed) == 0 || len(failed) > 14-i/2 {
+					t.Fatalf("full at %s, the plugin %d of 14: %d failed\n%s", full, i+1, len(failed), o.stderr)
+				}
+				for _, p := range reference {
+					cause, bad := failed[p]
+					switch {
+					case !bad:
+						holds(t, ring.bundle, dir, p)
+					case !strings.Contains(cause, "no space left on device"):
+						t.Fatalf("full at %s: %s failed for another reason: %s", full, p, cause)
+					case update:
+						holds(t, ring.older, dir, p)
+						if !strings.HasSuffix(cause, "; the old file was kept") {
+							t.Fatalf("%s: %s", p, cause)
+						}
+					case exists(filepath.Join(dir, p)):
+						t.Fatalf("%s failed and is there", p)
+					}
+					named[p] = named[p] || bad
+				}
+				o.says(t, "hint: staging needs room")
+				clean(t, ring.bundle, dir)
+
+				sh(t, "mount", "-o", fmt.Sprintf("remount,size=%d", 3*all), filepath.Dir(dir))
+				o = stage(t, ring.bundle, dir)
+				n := len(failed)
+				if update {
+					o.counts(t, 0, n, 14-n, 0)
+				} else {
+					o.counts(t, n, 0, 14-n, 0)
+				}
+				holds(t, ring.bundle, dir)
+				clean(t, ring.bundle, dir)
+				if update {
+					for _, p := range reference {
+						kept := originals(t, dir, p)
+						if len(kept) != 1 {
+							t.Fatalf("%s: kept %v", p, kept)
+						}
+						if same, err := sameFiles(kept[0], filepath.Join(ring.older, "bin", p)); err != nil || !same {
+							t.Fatalf("%s: what was kept is not what was there (%v)", p, err)
+						}
+					}
+				}
+			}
+			if len(named) != 14 {
+				t.Fatalf("only %d of 14 ever failed", len(named))
+			}
+		})
+	}
+}
+
+// The same where directories and empty files need room too.
+func TestFullDiskOfBlocks(t *testing.T) {
+	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			at, _ := disk(t, kind, 512<<20)
+			dir := mkdir(t, filepath.Join(at, "bin"))
+			place(t, ring.fewOlder, dir)
+			fill := filepath.Join(at, "fill")
+			for _, room := range []int64{0, 1 << 20, 5 << 20, 8 << 20} {
+				fillDisk(t, fill, room)
+				o := stage(t, ring.few, dir)
+				if o.code != 0 || len(o.failed()) == 0 {
+					t.Fatalf("room of %d: exit %d, failed %v", room, o.code, o.failed())
+				}
+				o.told(t)
+				for name, cause := range o.failed() {
+					if !strings.Contains(cause, "no space left on device") {
+						t.Fatalf("room of %d: %s: %s", room, name, cause)
+					}
+				}
+				whole(t, dir, false, ring.few, ring.fewOlder)
+				for _, name := range fewNames {
+					if _, bad := o.failed()[name]; !bad {
+						holds(t, ring.few, dir, name)
+					}
+				}
+				if err := os.Remove(fill); err != nil {
+					t.Fatal(err)
+				}
+			}
+			o := stage(t, ring.few, dir)
+			if o.code != 0 || len(o.failed()) != 0 {
+				t.Fatal(o.stderr)
+			}
+			holds(t, ring.few, dir)
+			clean(t, ring.few, dir)
+		})
+	}
+}
+
+// fillDisk writes to path until the disk is full and then gives so much room back.
+func fillDisk(t testing.TB, path string, room int64) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	chunk := make([]byte, 1<<20)
+	for len(chunk) >= 4096 {
+		if _, err := f.Write(chunk); err != nil {
+			chunk = chunk[:len(chunk)/2]
+		}
+	}
+	f.Sync()
+	size, err := f.Seek(0, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Truncate(max(0, size-room)); err != nil {
+		t.Fatal(err)
+	}
+	f.Sync()
+}
+
+// A process that may write only small files, or open only few, reports truly: what it says is staged is, whole, and the rest
+// is as it was.
+func TestResourceLimits(t *testing.T) {
+	small := int64(3_100_000) // some of the few are larger
+	cases := []struct {
+		name   string
+		limits []string
+	}{
+		{"file size", []string{fmt.Sprintf("--fsize=%d", small)}},
+		{"no file at all", []string{"--fsize=0"}},
+		{"10 open files", []string{"--nofile=10"}},
+		{"20 open files", []string{"--nofile=20"}},
+		{"24 open files", []string{"--nofile=24"}},
+		{"32 open files", []string{"--nofile=32"}},
+	}
+	for _, c := range cases {
+		for _, update := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, update %v", c.name, update), func(t *testing.T) {
+				dir := t.TempDir()
+				if update {
+					place(t, ring.older, dir)
+				}
+				// With a limit of nothing at all, the log cannot be written either: stderr has it.
+				o := call{bundle: ring.bundle, dir: dir, wrap: append([]string{"prlimit"}, c.limits...)}.run(t)
+				if o.signal != 0 || o.code != 0 {
+					t.Fatalf("exit %d, signal %v: %s", o.code, o.signal, o.stderr)
+				}
+				failed := o.failed()
+				if o.report.Outcome == "refused" {
+					if !strings.HasSuffix(o.stderr, "; nothing was staged\n") {
+						t.Fatal(o.stderr)
+					}
+					for _, name := range reference {
+						failed[name] = o.report.Message
+					}
+				}
+				for _, name := range reference {
+					cause, bad := failed[name]
+					switch {
+					case !bad:
+						holds(t, ring.bundle, dir, name)
+					case !containsAny(cause, "file too large", "too many open files", "bad file descriptor"): // what a child says of the second
+						t.Fatalf("%s: %s", name, cause)
+					case update:
+						holds(t, ring.older, dir, name)
+					case exists(filepath.Join(dir, name)):
+						t.Fatalf("%s failed and is there", name)
+					}
+				}
+				if strings.HasPrefix(c.name, "file size") && (len(failed) == 0 || len(failed) == 14) {
+					t.Fatalf("%d failed", len(failed))
+				}
+				if strings.Contains(o.stderr, "would not have worked on this node") {
+					t.Fatalf("the plugin is blamed for this process's limit:\n%s", o.stderr)
+				}
+				if o = stage(t, ring.bundle, dir); o.code != 0 || len(o.failed()) > 0 {
+					t.Fatal(o.stderr)
+				}
+				holds(t, ring.bundle, dir)
+				clean(t, ring.bundle, dir)
+			})
+		}
+	}
+}
+
+func containsAny(text string, of ...string) bool {
+	return slices.ContainsFunc(of, func(s string) bool { return strings.Contains(text, s) })
+}
+
+// A result that cannot be written does not make the report untrue: what was done is told on stderr and in the termination log.
+func TestStdoutThatCannotBeWritten(t *testing.T) {
+	gone := func(t *testing.T) *os.File {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		return w
+	}
+	full := func(t *testing.T) *os.File {
+		f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	for _, c := range []struct {
+		name string
+		out  func(*testing.T) *os.File
+		args []string
+		code int
+		says string
+	}{
+		{"full disk", full, nil, 1, "no space left on device"},
+		{"full disk, text", full, []string{"--output", "text"}, 1, "no space left on device"},
+		{"full disk, init", full, []string{"--init"}, 0, "no space left on device"},
+		{"no reader", gone, nil, 1, "broken pipe"},
+		{"no reader, init", gone, []string{"--init"}, 0, "broken pipe"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := bind(t, t.TempDir(), t.TempDir(), 0)
+			p := call{bundle: ring.few, dir: dir, args: c.args}.command(t)
+			out := c.out(t)
+			defer out.Close()
+			p.cmd.Stdout = out
+			if err := p.cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			o := p.wait()
+			if o.code != c.code || !strings.Contains(o.stderr, c.says) {
+				t.Errorf("exit %d, want %d; stderr %q", o.code, c.code, o.stderr)
+			}
+			holds(t, ring.few, dir)
+			if !strings.HasSuffix(o.log, "4 new, 0 replaced, 0 unchanged\n") {
+				t.Errorf("four were staged, and the termination log says %q", o.log)
+			}
+		})
+	}
+}
