@@ -10,19 +10,22 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-
-	"github.com/chandler-cni/chandler/internal/bundle"
 )
 
 // licenseFile matches the files in a module's root that whoever passes the module's object code on has to pass on too.
 var licenseFile = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([-._].*)?$`)
 
-// addLicenses keeps the licences of everything that the plugins are linked from: each module's, and Go's own, unless the
+// licenseKeeper is where licences go: a bundle's writer, or a directory of programs.
+type licenseKeeper interface {
+	License(name string, text []byte) error
+}
+
+// addLicenses keeps the licences of everything that programs are linked from: each module's, and Go's own, unless the
 // toolchain was installed without it.
-func addLicenses(w *bundle.Writer, g *goCommand, linked map[string]module) error {
+func addLicenses(w licenseKeeper, g *goCommand, linked map[string]module) error {
 	for _, path := range slices.Sorted(maps.Keys(linked)) {
 		m := linked[path]
-		n, err := addLicensesOf(w, path+"@"+m.Version, m.Dir)
+		n, err := addLicensesOf(w, m.name(), m.Dir)
 		if err != nil {
 			return fmt.Errorf("keep licences of %s: %w", path, err)
 		}
@@ -35,7 +38,7 @@ func addLicenses(w *bundle.Writer, g *goCommand, linked map[string]module) error
 }
 
 // addLicensesOf keeps the licences in dir under licenses/<name>/ and says how many there are.
-func addLicensesOf(w *bundle.Writer, name, dir string) (n int, err error) {
+func addLicensesOf(w licenseKeeper, name, dir string) (n int, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil

@@ -128,9 +128,34 @@ type module struct {
 	Replace       *struct{ Path string }
 }
 
-// linkedModules returns the modules that any of the plugins is linked from, by path. They are downloaded and verified
-// if they are not yet.
+// name is what a module's licences are kept under.
+func (m module) name() string {
+	if m.Version == "" { // the checkout itself
+		return m.Path
+	}
+	return m.Path + "@" + m.Version
+}
+
+// linkedModules returns the modules that any of the plugins is linked from, by path, if go.sum holds each to its release.
+// They are downloaded and verified if they are not yet.
 func (m Module) linkedModules(ctx context.Context, g *goCommand) (map[string]module, error) {
+	linked, err := m.listModules(ctx, g)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range linked {
+		if l.Version == "" || l.Replace != nil {
+			return nil, fmt.Errorf("%s does not come from its release: nothing would verify its source", l.Path)
+		}
+	}
+	if got := linked[m.Path].Version; got != m.Version {
+		return nil, fmt.Errorf("%s is at %s in %s, not at %s", m.Path, cmp.Or(got, "no version"), filepath.Join(m.Dir, "go.mod"), m.Version)
+	}
+	return linked, nil
+}
+
+// listModules returns the modules that any of the plugins is linked from, by path, wherever they come from.
+func (m Module) listModules(ctx context.Context, g *goCommand) (map[string]module, error) {
 	args := []string{"list", "-deps", "-json=Module"}
 	for _, p := range m.Plugins {
 		args = append(args, p.Package)
@@ -151,14 +176,6 @@ func (m Module) linkedModules(ctx context.Context, g *goCommand) (map[string]mod
 			continue
 		}
 		linked[pkg.Module.Path] = *pkg.Module
-	}
-	for _, l := range linked {
-		if l.Version == "" || l.Replace != nil {
-			return nil, fmt.Errorf("%s does not come from its release: nothing would verify its source", l.Path)
-		}
-	}
-	if got := linked[m.Path].Version; got != m.Version {
-		return nil, fmt.Errorf("%s is at %s in %s, not at %s", m.Path, cmp.Or(got, "no version"), filepath.Join(m.Dir, "go.mod"), m.Version)
 	}
 	return linked, nil
 }
