@@ -55,7 +55,7 @@ func notes(t testing.TB, name, values string) string {
 func TestNotes(t *testing.T) {
 	on := notes(t, "multus", "{distribution: k3s, namespace: {name: there}, name: mine}")
 	for _, want := range []string{
-		"Multus v4.3.0", "DaemonSet there/mine", "rollout status daemonset/mine", "/var/lib/rancher/k3s/data/cni", "-c install-cni-plugins",
+		"Multus " + appVersion(t), "DaemonSet there/mine", "rollout status daemonset/mine", "/var/lib/rancher/k3s/data/cni", "-c install-cni-plugins",
 		`initContainerStatuses[?(@.name=="install-cni-plugins")]`, "failed to install:", "kubectl label namespace there pod-security.kubernetes.io/enforce=privileged",
 	} {
 		if !strings.Contains(on, want) {

@@ -369,7 +369,7 @@ func TestGuideCounts(t *testing.T) {
 	if at(memory, "installCniPlugins", "limit") != at(memory, "installMultusBinary", "limit") {
 		t.Error("the other two have two limits")
 	}
-	says("multus:%s", load(t, "multus", nil).Metadata.AppVersion)
+	says("docker://%s:TAG", at(load(t, "multus", nil).Values, "image", "repository"))
 	readme, err := os.ReadFile("../../README.md")
 	if err != nil {
 		t.Fatal(err)

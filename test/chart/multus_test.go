@@ -123,7 +123,7 @@ func TestStagingContainer(t *testing.T) {
 	var want object
 	if err := yaml.Unmarshal([]byte(`
 name: install-cni-plugins
-image: ghcr.io/chandler-cni/multus:v4.3.0
+image: ghcr.io/chandler-cni/multus:`+appVersion(t)+`
 command: [/usr/bin/chandler]
 args: [stage, --init, --bundle=/cni-plugins, --bin-dir=/host/opt/cni/bin, --shown-as=/opt/cni/bin]
 resources:
@@ -331,9 +331,9 @@ func TestUnusualPaths(t *testing.T) {
 func TestImage(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("0a", 32)
 	for values, want := range map[string]string{
-		"":                                  "ghcr.io/chandler-cni/multus:v4.3.0",
+		"":                                  "ghcr.io/chandler-cni/multus:" + appVersion(t),
 		"image: {tag: x}":                   "ghcr.io/chandler-cni/multus:x",
-		"image: {digest: '" + digest + "'}": "ghcr.io/chandler-cni/multus:v4.3.0@" + digest,
+		"image: {digest: '" + digest + "'}": "ghcr.io/chandler-cni/multus:" + appVersion(t) + "@" + digest,
 		"image: {repository: 'localhost:5000/multus', tag: '1.10'}": "localhost:5000/multus:1.10",
 	} {
 		pod := release{}.objects(t, "stageCniPlugins: true\n"+values).pod(t)

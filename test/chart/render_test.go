@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 
 	"helm.sh/helm/v4/pkg/chart/common"
@@ -21,10 +22,17 @@ type object = map[string]any
 
 const chartsDir = "../../charts"
 
+// loaded are the checkout's charts by name; a render changes none.
+var loaded sync.Map
+
 // load reads a chart from the checkout, with files of it replaced.
 func load(t testing.TB, name string, replaced map[string]string) *chartv2.Chart {
 	t.Helper()
-	c := loadDir(t, filepath.Join(chartsDir, name))
+	shared, ok := loaded.Load(name)
+	if !ok {
+		shared, _ = loaded.LoadOrStore(name, loadDir(t, filepath.Join(chartsDir, name)))
+	}
+	c := shared.(*chartv2.Chart)
 	if len(replaced) == 0 {
 		return c
 	}
@@ -56,6 +64,9 @@ func loadDir(t testing.TB, dir string) *chartv2.Chart {
 	}
 	return c
 }
+
+// appVersion is the version of Multus that the chart is made from.
+func appVersion(t testing.TB) string { return load(t, "multus", nil).Metadata.AppVersion }
 
 // release is what a render is for. The zero value is release "net" in namespace "cni", with no cluster to look into.
 type release struct {

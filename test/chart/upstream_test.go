@@ -215,7 +215,7 @@ func snapshot(t testing.TB, root string) map[string]string {
 
 // Vendoring the version that the chart says it has changes nothing: the file is upstream's, byte for byte.
 func TestVendoredManifestIsUpstreams(t *testing.T) {
-	u := chart.Update{Root: "../..", Version: load(t, "multus", nil).Metadata.AppVersion, DryRun: true}
+	u := chart.Update{Root: "../..", Version: appVersion(t), DryRun: true}
 	changes, err := u.Run(context.Background())
 	if err != nil {
 		t.Fatal(err)
@@ -390,7 +390,7 @@ func TestUpdateKeepsCustomisation(t *testing.T) {
 				delete(at(all.daemonset(t), "metadata", "labels").(object), "new")
 				at(pod, "initContainers", "install-multus-binary").(object)["command"] = at(now.pod(t), "initContainers", "install-multus-binary", "command")
 			}
-			version := strings.NewReplacer(`"app.kubernetes.io/version":"`+u.Version+`"`, `"app.kubernetes.io/version":"v4.3.0"`)
+			version := strings.NewReplacer(`"app.kubernetes.io/version":"`+u.Version+`"`, `"app.kubernetes.io/version":"`+appVersion(t)+`"`)
 			if got := version.Replace(customisation(t, all)); got != want {
 				t.Errorf("the customisation is\n%s\nnot\n%s", got, want)
 			}
