@@ -43,13 +43,13 @@ func Build(ctx context.Context, dir Dir, source string, progress io.Writer) erro
 	if err != nil {
 		return err
 	}
-	version, err := pinned(filepath.Join(source, "upstream", "go.mod"), "k8s.io/kubernetes")
+	version, err := pinned(filepath.Join(source, "upstream", "kubernetes", "go.mod"), "k8s.io/kubernetes")
 	if err != nil {
 		return err
 	}
 	for _, step := range []struct{ module, flags, packages string }{
-		{"upstream", "-s -w -X k8s.io/component-base/version.gitVersion=" + version, "tool"},
-		{"helm", "-s -w", "tool"},
+		{"upstream/kubernetes", "-s -w -X k8s.io/component-base/version.gitVersion=" + version, "tool"},
+		{"upstream/helm", "-s -w", "tool"},
 		{".", "-s -w", "./probe"},
 	} {
 		start := time.Now()
@@ -71,7 +71,7 @@ func Build(ctx context.Context, dir Dir, source string, progress io.Writer) erro
 
 // buildKey is a digest of what the programs are made of: the pins, the probe's source and the compiler.
 func buildKey(source string) (string, error) {
-	files := []string{"go.mod", "upstream/go.mod", "upstream/go.sum", "helm/go.mod", "helm/go.sum"}
+	files := []string{"go.mod", "upstream/kubernetes/go.mod", "upstream/kubernetes/go.sum", "upstream/helm/go.mod", "upstream/helm/go.sum"}
 	probe, err := filepath.Glob(filepath.Join(source, "probe", "*.go"))
 	if err != nil {
 		return "", err

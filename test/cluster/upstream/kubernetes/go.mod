@@ -1,4 +1,7 @@
-module github.com/chandler-cni/chandler/test/cluster/upstream
+// This module pins what a node is made of, apart from every other module: the control plane, the kubelet, etcd, and the three
+// plugins that a node needs before anything is staged. Kubernetes is released as many modules that refer to folders of its own
+// repository; the replacements name the releases of those folders. Nothing here is linked into anything of ours.
+module github.com/chandler-cni/chandler/test/cluster/upstream/kubernetes
 
 go 1.26.0
 

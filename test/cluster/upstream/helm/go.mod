@@ -1,4 +1,5 @@
-module github.com/chandler-cni/chandler/test/cluster/helm
+// This module pins the Helm that installs the charts, apart from the node's Kubernetes, which is of another release.
+module github.com/chandler-cni/chandler/test/cluster/upstream/helm
 
 go 1.26.0
 
