@@ -94,7 +94,7 @@ func TestNothingIsLeft(t *testing.T) {
 
 			deadline := time.Now().Add(10 * time.Second)
 			for {
-				left := alive(family, spaces)
+				left := append(alive(family, spaces), programs(dir)...)
 				if len(left) == 0 {
 					break
 				}
@@ -346,6 +346,23 @@ func alive(family []process, spaces map[string]bool) []string {
 			if target, err := os.Readlink(l); err == nil && spaces[target] {
 				left = append(left, fmt.Sprintf("process %d in %s", p.pid, target))
 			}
+		}
+	}
+	return left
+}
+
+// programs are processes of the node's, whoever their parents are.
+func programs(dir node.Dir) []string {
+	var left []string
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range lines {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		args := strings.Split(string(data), "\x00")
+		if strings.HasPrefix(args[0], dir.Bin()+"/") || len(args) > 2 && strings.HasPrefix(args[1], "__") && args[2] == string(dir) {
+			left = append(left, strings.Join(args, " "))
 		}
 	}
 	return left
