@@ -11,6 +11,7 @@ import (
 
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/cli"
+	"github.com/chandler-cni/chandler/internal/image"
 	"github.com/chandler-cni/chandler/internal/source"
 )
 
@@ -84,6 +85,8 @@ func printMade(w io.Writer, output, path string) error {
 // hintFor says what to do about an error, where that is not plain from the error.
 func hintFor(err error) string {
 	var newer *bundle.NewerFormatError
+	var hunk *source.HunkError
+	var auth *image.AuthError
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return "the plugins are compiled here: install Go (https://go.dev/dl) and have it in PATH"
@@ -93,6 +96,12 @@ func hintFor(err error) string {
 		return "'chandlerctl bundle build' and 'chandlerctl bundle pack' make bundles"
 	case errors.Is(err, source.ErrMixed):
 		return "pack a bundle for each architecture from a directory of its own"
+	case errors.As(err, &hunk):
+		return "the pinned source has moved: make the patch anew from what stands there now (docs/image.md says how)"
+	case errors.As(err, &auth) && auth.Denied:
+		return "the login is good and may not do this: ask for the right to write to the repository"
+	case errors.As(err, &auth):
+		return fmt.Sprintf("'docker login %[1]s' or 'podman login %[1]s' keeps a login that is used here", auth.Registry)
 	case errors.As(err, &newer):
 		return "use the chandlerctl that made this bundle, or a newer one"
 	}

@@ -67,26 +67,35 @@ func runBundleBuild(ctx context.Context, streams cli.Streams, opts bundleBuildOp
 			return err
 		}
 	}
-	p, err := pins.Load(filepath.Join(opts.upstream, pins.FileName))
+	module, err := pinnedPlugins(opts.upstream, opts.arch, opts.form)
 	if err != nil {
 		return err
 	}
-	module := source.Module{
-		Dir:      filepath.Join(opts.upstream, pins.PluginsDir),
-		Path:     p.Plugins.Module,
-		Version:  p.Plugins.Version,
-		Form:     opts.form,
-		Arch:     opts.arch,
-		Environ:  os.Environ(),
-		Progress: progressOn(streams.Err),
-	}
-	for _, s := range p.Plugins.Staged {
-		module.Plugins = append(module.Plugins, source.Plugin{Name: s.Name, Role: s.Role, Package: p.Plugins.Package(s)})
-	}
+	module.Progress = progressOn(streams.Err)
 	if err := module.Bundle(ctx, opts.out); err != nil {
 		return fmt.Errorf("build bundle: %w", err)
 	}
 	return printMade(streams.Out, opts.output, opts.out)
+}
+
+// pinnedPlugins is the module of the plugins that the pins in upstream choose.
+func pinnedPlugins(upstream, arch, form string) (source.Module, error) {
+	p, err := pins.Load(filepath.Join(upstream, pins.FileName))
+	if err != nil {
+		return source.Module{}, err
+	}
+	module := source.Module{
+		Dir:     filepath.Join(upstream, pins.PluginsDir),
+		Path:    p.Plugins.Module,
+		Version: p.Plugins.Version,
+		Form:    form,
+		Arch:    arch,
+		Environ: os.Environ(),
+	}
+	for _, s := range p.Plugins.Staged {
+		module.Plugins = append(module.Plugins, source.Plugin{Name: s.Name, Role: s.Role, Package: p.Plugins.Package(s)})
+	}
+	return module, nil
 }
 
 // findUpstream looks for the pins in the working directory and upwards.
