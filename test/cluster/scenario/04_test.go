@@ -10,20 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/chandler-cni/chandler/test/cluster/node"
 )
-
-// restart replaces the pod of Multus, and so stages anew, and returns the new one.
-func (c *cluster) restart(t *testing.T) node.Object {
-	t.Helper()
-	old := c.multusPod(t)
-	if err := c.API.Delete("/api/v1/namespaces/" + namespace + "/pods/" + node.Text(old, "metadata", "name")); err != nil {
-		t.Fatal(err)
-	}
-	c.rolledOut(t)
-	return c.multusPod(t)
-}
 
 // foreignOwner is the user that kubespray gives the directory to.
 const foreignOwner = 997
@@ -43,10 +30,7 @@ func TestScenario04(t *testing.T) {
 			if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
 				t.Fatal(err)
 			}
-			old := ring.multusPod(t)
-			if err := ring.API.Delete("/api/v1/namespaces/" + namespace + "/pods/" + node.Text(old, "metadata", "name")); err != nil {
-				t.Fatal(err)
-			}
+			old := ring.endMultus(t)
 			process := ring.process(t, "chandler")
 			status := fields(t, process+"/status")
 			for _, set := range []string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"} {
@@ -77,7 +61,7 @@ func TestScenario04(t *testing.T) {
 			if err := unix.Flock(int(held.Fd()), unix.LOCK_UN); err != nil {
 				t.Fatal(err)
 			}
-			ring.rolledOut(t)
+			ring.succeeded(t, old)
 		})
 
 		t.Run("another user's directory", func(t *testing.T) {

@@ -8,23 +8,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/chandler-cni/chandler/test/cluster/node"
 )
 
 func TestScenario08(t *testing.T) {
 	scenario(t, 8, "a restart of Multus with nothing changed writes no byte to the plugins' directory", func(t *testing.T) {
 		ring.staging(t, true)
 		before := ring.written(t)
-		old := ring.multusPod(t)
-		if err := ring.API.Delete("/api/v1/namespaces/" + namespace + "/pods/" + node.Text(old, "metadata", "name")); err != nil {
-			t.Fatal(err)
-		}
-		ring.rolledOut(t)
-		pod := ring.multusPod(t)
-		if node.Text(pod, "metadata", "uid") == node.Text(old, "metadata", "uid") {
-			t.Fatal("it is the same pod")
-		}
+		pod := ring.restart(t)
 		if message := terminationMessage(pod); !strings.HasSuffix(message, ": 0 new, 0 replaced, 14 unchanged") {
 			t.Errorf("the termination message is %q", message)
 		}

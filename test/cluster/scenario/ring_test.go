@@ -219,6 +219,44 @@ func (c *cluster) rolledOut(t *testing.T) {
 	})
 }
 
+// restart replaces the pod of Multus, and so stages anew, and returns the new one.
+func (c *cluster) restart(t *testing.T) node.Object {
+	t.Helper()
+	return c.succeeded(t, c.endMultus(t))
+}
+
+// endMultus deletes the pod of Multus and returns what it was.
+func (c *cluster) endMultus(t *testing.T) node.Object {
+	t.Helper()
+	pod := c.multusPod(t)
+	if err := c.API.Delete("/api/v1/namespaces/" + namespace + "/pods/" + node.Text(pod, "metadata", "name")); err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}
+
+// succeeded waits until another pod has taken the place of a pod of Multus, and returns it.
+func (c *cluster) succeeded(t *testing.T, old node.Object) node.Object {
+	t.Helper()
+	eventually(t, time.Minute, func() error {
+		if node.Text(c.multusPod(t), "metadata", "uid") == node.Text(old, "metadata", "uid") {
+			return errors.New("the old pod of Multus is still there")
+		}
+		_, err := c.API.Get("/api/v1/namespaces/" + namespace + "/pods/" + node.Text(old, "metadata", "name"))
+		if !node.NotFound(err) {
+			return fmt.Errorf("the old pod of Multus has not ended (%v)", err)
+		}
+		for _, condition := range node.List(c.multusPod(t), "status", "conditions") {
+			if node.Text(condition, "type") == "Ready" && node.Text(condition, "status") == "True" {
+				return nil
+			}
+		}
+		return errors.New("the new pod of Multus is not Ready")
+	})
+	c.rolledOut(t)
+	return c.multusPod(t)
+}
+
 // multusPod is the one pod of Multus that is not on its way out.
 func (c *cluster) multusPod(t *testing.T) node.Object {
 	t.Helper()
@@ -249,7 +287,7 @@ func (c *cluster) multusPod(t *testing.T) node.Object {
 func terminationMessage(pod node.Object) string {
 	for _, s := range node.List(pod, "status", "initContainerStatuses") {
 		if node.Text(s, "name") == "install-cni-plugins" {
-			return node.Text(s, "state", "terminated", "message")
+			return strings.TrimSuffix(node.Text(s, "state", "terminated", "message"), "\n")
 		}
 	}
 	return ""
