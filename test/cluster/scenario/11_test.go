@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -65,16 +66,18 @@ func TestScenario11(t *testing.T) {
 
 		p.start(t, "pod", "lan")
 		pod := p.running(t, "pod")
-		p.onlyAddress(t, pod, "net1")
+		address := bare(p.onlyAddress(t, pod, "net1"))
 		for _, e := range p.events("pod") {
 			if strings.Contains(e, "is reserved for") {
 				t.Errorf("the name was not free: %s", e)
 			}
 		}
 		p.remove(t, "pod")
+		// The address of the pod that was cut off may stay taken: its DEL came while no daemon was there, and Multus' shim tells
+		// the container runtime that all is well then, so that it is not called again.
 		eventually(t, 30*time.Second, func() error {
-			if leases := ring.leases(t, "cut"); len(leases) != 0 {
-				return fmt.Errorf("the addresses %v were not given back", leases)
+			if leases := ring.leases(t, "cut"); slices.Contains(leases, address) {
+				return fmt.Errorf("the address %s was not given back", address)
 			}
 			return nil
 		})
