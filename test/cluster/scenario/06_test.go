@@ -21,7 +21,7 @@ var foreignNames = []string{"portmap", "macvlan"}
 // pods is how many pods are started while others write.
 const (
 	pods     = 200
-	inFlight = 4
+	inFlight = 6
 	fewer    = 40
 	calls    = 1000
 )
@@ -87,7 +87,7 @@ func (c *cluster) stageAgain(ctx context.Context, t *testing.T) *sync.WaitGroup 
 				// What another installer left torn or busy is the next run's to heal; a run never ends without saying what it did.
 				t.Logf("staging run %d: %v: %s", runs, err, out)
 			}
-			time.Sleep(200 * time.Millisecond)
+			time.Sleep(500 * time.Millisecond)
 		}
 		if runs < 5 {
 			t.Errorf("only %d staging runs", runs)

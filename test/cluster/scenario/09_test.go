@@ -82,7 +82,7 @@ func (c *cluster) asK3s(t *testing.T) {
 
 // asTalos: /opt is an overlay whose lower layer, the system's image, carries five plugins.
 func (c *cluster) asTalos(t *testing.T) {
-	layers := filepath.Join(c.work, "talos")
+	layers := filepath.Join(c.work, "talos-layers")
 	lower := filepath.Join(layers, "lower", "cni", "bin")
 	for _, dir := range []string{lower, filepath.Join(layers, "upper"), filepath.Join(layers, "work")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
