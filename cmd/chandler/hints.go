@@ -31,11 +31,14 @@ func hints(r *stage.Report, o stage.Options) []string {
 	}
 	for _, p := range r.Plugins {
 		var owner *stage.OwnerError
+		var taken *stage.TakenError
 		var probe *stage.ProbeError
 		switch {
 		case p.Err == nil:
 		case errors.As(p.Err, &owner):
 			add("somebody else made %s; look at what lies there, then give it to uid %d or remove it", owner.Path, os.Geteuid())
+		case errors.As(p.Err, &taken):
+			add("something else stands in the place of %s; look at what it is, then remove it", taken.Path)
 		case errors.As(p.Err, &probe) && errors.Is(p.Err, syscall.EACCES) && onNoExec(o.BinDir):
 			add("the file system of %s is mounted noexec; nothing on it can be a plugin until it is mounted exec", r.BinDir)
 		case ownLimit(p.Err):

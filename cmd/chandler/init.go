@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -20,23 +20,31 @@ const (
 )
 
 // initMode looks for --init by hand: it has to hold for command lines that cannot be parsed, such as those of a chart that
-// is newer than this program.
+// is newer than this program. As with any flag the last one counts; a value that is none is taken for yes.
 func initMode(args []string) bool {
-	return slices.Contains(args, "--"+initFlag) || slices.Contains(args, "--"+initFlag+"=true")
-}
-
-// terminationPath looks for --termination-log by hand, for the same reason.
-func terminationPath(args []string) string {
-	flag := "--" + terminationFlag
-	for i, arg := range args {
-		if path, ok := strings.CutPrefix(arg, flag+"="); ok {
-			return path
-		}
-		if arg == flag && i+1 < len(args) {
-			return args[i+1]
+	lenient := false
+	for _, arg := range args {
+		if value, ok := strings.CutPrefix(arg, "--"+initFlag+"="); ok {
+			on, err := strconv.ParseBool(value)
+			lenient = on || err != nil
+		} else if arg == "--"+initFlag {
+			lenient = true
 		}
 	}
-	return defaultTermination
+	return lenient
+}
+
+// terminationPath looks for --termination-log by hand, for the same reason. The last one counts.
+func terminationPath(args []string) string {
+	flag, last := "--"+terminationFlag, defaultTermination
+	for i, arg := range args {
+		if path, ok := strings.CutPrefix(arg, flag+"="); ok {
+			last = path
+		} else if arg == flag && i+1 < len(args) {
+			last = args[i+1]
+		}
+	}
+	return last
 }
 
 // writeTermination leaves text where the kubelet reads it. The file is a bind mount, so it is written in place and never
@@ -51,13 +59,13 @@ func writeTermination(streams cli.Streams, path, text string) {
 	}
 }
 
-func overwrite(path, text string) error {
+func overwrite(path, text string) (err error) {
 	// Without blocking, should somebody have put a fifo there.
 	f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { err = errors.Join(err, f.Close()) }()
 	info, err := f.Stat()
 	if err != nil {
 		return err

@@ -18,7 +18,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	// A reader of stdout that has gone away is a failed write like any other, and not the end before all is told.
+	// A reader that has gone away makes a write fail; it does not end the program before its last words.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	os.Exit(run(ctx, cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, os.Args[1:]))
 }
@@ -32,7 +32,7 @@ func run(ctx context.Context, streams cli.Streams, args []string) (code int) {
 			fmt.Fprintf(streams.Err, "chandler: panic: %v\n%s", p, debug.Stack())
 			code = cli.Failed
 			if lenient {
-				code = lastWords(streams, args, fmt.Sprintf("panic: %v", p))
+				code = lastWords(streams, args, stage.Break("", fmt.Sprintf("panic: %v", p)))
 			}
 		}
 	}()
@@ -51,15 +51,15 @@ func run(ctx context.Context, streams cli.Streams, args []string) (code int) {
 		if code == cli.Usage {
 			what = "wrong usage: " + what
 		}
-		return lastWords(streams, args, what)
+		return lastWords(streams, args, stage.Refuse("", what))
 	}
 	fmt.Fprintln(streams.Err, "chandler:", err)
 	return code
 }
 
-// lastWords says on stderr and in the termination log why nothing was done, and succeeds.
-func lastWords(streams cli.Streams, args []string, why string) int {
-	text := stage.Refuse("", why).TextWithin(stage.TextLimit)
+// lastWords says on stderr and in the termination log why the work was not done, and succeeds.
+func lastWords(streams cli.Streams, args []string, why *stage.Report) int {
+	text := why.TextWithin(stage.TextLimit)
 	fmt.Fprint(streams.Err, text)
 	writeTermination(streams, terminationPath(args), text)
 	return cli.OK

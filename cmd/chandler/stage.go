@@ -84,23 +84,37 @@ func addTarget(cmd *cobra.Command, bundle *string, o *stage.Options, output *str
 	cli.Output(cmd, output)
 }
 
+// checkTarget checks what addTarget added. An empty path is most often a variable that was not set; it must not pass for a
+// bundle that is not there.
+func checkTarget(bundle, binDir string) error {
+	switch {
+	case bundle == "":
+		return cli.UsageError("--bundle: want a directory")
+	case binDir == "":
+		return cli.UsageError("--bin-dir: want a directory")
+	}
+	return nil
+}
+
 func runStage(ctx context.Context, streams cli.Streams, f stageFlags) error {
+	if err := checkTarget(f.bundle, f.options.BinDir); err != nil {
+		return err
+	}
 	if f.options.LockWait < 0 {
 		return cli.UsageError("--lock-wait %s: want no less than 0", f.options.LockWait)
 	}
 	report := stageBundle(ctx, f)
 	report.Hints = hints(report, f.options)
-	// A result that cannot be written does not change what was done, nor keep it from being told elsewhere.
-	lost := writeReport(streams.Out, report, f.output)
-	text := report.Text()
-	if report.Outcome == stage.Skipped || !report.Complete() || len(report.Warnings) > 0 {
-		fmt.Fprint(streams.Err, text)
-	}
+	// The termination log first: what was done is done, whoever reads the result or has gone away.
 	if !f.options.DryRun {
 		writeTermination(streams, f.termination, report.TextWithin(stage.TextLimit))
 	}
+	lost := writeReport(streams.Out, report, f.output)
+	if report.Outcome == stage.Skipped || !report.Complete() || len(report.Warnings) > 0 {
+		fmt.Fprint(streams.Err, report.Text())
+	}
 	if lost != nil {
-		fmt.Fprintln(streams.Err, "chandler: write the result:", lost)
+		fmt.Fprintln(streams.Err, "chandler: the result could not be written:", lost)
 	}
 	var binDir *stage.BinDirError
 	if lost != nil || errors.As(report.Err, &binDir) || f.strict && !report.Complete() {
@@ -108,6 +122,9 @@ func runStage(ctx context.Context, streams cli.Streams, f stageFlags) error {
 	}
 	return nil
 }
+
+// stageRun is what tests make panic.
+var stageRun = stage.Run
 
 func stageBundle(ctx context.Context, f stageFlags) *stage.Report {
 	b, err := bundle.Open(f.bundle)
@@ -124,7 +141,7 @@ func stageBundle(ctx context.Context, f stageFlags) *stage.Report {
 		return stage.RefuseFor(shown, err)
 	}
 	defer b.Close()
-	return stage.Run(ctx, b, f.options)
+	return stageRun(ctx, b, f.options)
 }
 
 // writeReport writes the result: a line a plugin and the last line of the report's text, or the whole as JSON.
@@ -132,7 +149,7 @@ func writeReport(w io.Writer, r *stage.Report, output string) error {
 	if output == "json" {
 		return writeJSON(w, r)
 	}
-	if r.Outcome == stage.Skipped || r.Outcome == stage.Refused {
+	if r.Outcome != stage.Staged && r.Outcome != stage.Planned {
 		return nil // said on stderr: there is no result
 	}
 	tw := newTable(w)

@@ -35,6 +35,9 @@ whether it runs. Every byte is read; nothing is changed.
 }
 
 func runVerify(ctx context.Context, streams cli.Streams, dir string, o stage.Options, output string) error {
+	if err := checkTarget(dir, o.BinDir); err != nil {
+		return err
+	}
 	b, err := bundle.Open(dir)
 	if err != nil {
 		return fmt.Errorf("open bundle %s: %w", dir, err)

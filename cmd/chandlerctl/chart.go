@@ -24,7 +24,7 @@ func newChart(streams cli.Streams) *cobra.Command {
 }
 
 func newChartUpdate(streams cli.Streams) *cobra.Command {
-	var u chart.Update
+	u := chart.Update{Environ: os.Environ()}
 	cmd := &cobra.Command{
 		Use:   "update multus VERSION",
 		Short: "Take a version of upstream's manifest into the Multus chart",

@@ -51,6 +51,7 @@ type Update struct {
 	File    string // a manifest to take instead of the module's own
 	URL     string // the same, over HTTP
 	DryRun  bool
+	Environ []string // the caller's, for the Go command
 
 	tidy func(ctx context.Context, dir string) error // go mod tidy, unless a test says otherwise
 }
@@ -111,7 +112,7 @@ func (u *Update) Run(ctx context.Context) ([]Change, error) {
 	if _, ok := writes[moduleFile]; ok {
 		tidy := u.tidy
 		if tidy == nil {
-			tidy = goModTidy
+			tidy = u.goModTidy
 		}
 		if err := tidy(ctx, filepath.Join(u.Root, filepath.Dir(moduleFile))); err != nil {
 			return changes, fmt.Errorf("tidy %s, where the version has been changed: %w", moduleFile, err)
@@ -178,7 +179,7 @@ func (u *Update) download(ctx context.Context) (string, error) {
 	module := MultusModule + "@" + u.Version
 	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", module)
 	cmd.Dir = os.TempDir() // outside any module, whose replacements would count
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
+	cmd.Env = append(u.Environ[:len(u.Environ):len(u.Environ)], "GOWORK=off", "GOFLAGS=-mod=mod")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -296,10 +297,10 @@ func (u *Update) module() (Change, []byte, error) {
 	return c, write, nil
 }
 
-func goModTidy(ctx context.Context, dir string) error {
+func (u *Update) goModTidy(ctx context.Context, dir string) error {
 	cmd := exec.CommandContext(ctx, "go", "mod", "tidy")
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOWORK=off")
+	cmd.Env = append(u.Environ[:len(u.Environ):len(u.Environ)], "GOWORK=off")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, bytes.TrimSpace(out))
 	}

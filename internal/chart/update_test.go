@@ -155,7 +155,7 @@ func TestUpdateSaysWhatIsHalfDone(t *testing.T) {
 // A sum that the checkout has is a second opinion on what the go command brought.
 func TestUpdateHoldsTheModuleToGoSum(t *testing.T) {
 	root := copyCheckout(t, "", MultusModule+" v4.3.0 h1:AAAA\n")
-	u := Update{Root: root, Version: "v4.3.0", DryRun: true}
+	u := Update{Root: root, Version: "v4.3.0", DryRun: true, Environ: os.Environ()}
 	if _, err := u.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "upstream/multus/go.sum has h1:AAAA") {
 		t.Errorf("got %v", err)
 	}

@@ -10,15 +10,19 @@ import (
 
 // Choice adds a flag to cmd that takes one of the given values. Another value is wrong usage, and the shell completes them.
 func Choice(cmd *cobra.Command, p *string, name, value, usage string, choices ...string) {
+	addChoice(cmd, p, name, "", value, usage, choices)
+}
+
+func addChoice(cmd *cobra.Command, p *string, name, short, value, usage string, choices []string) {
 	*p = value
-	cmd.Flags().Var(&choice{p, choices}, name, usage)
+	cmd.Flags().VarP(&choice{p, choices}, name, short, usage)
 	// The one error is a flag that was not defined.
 	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(choices, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // Output adds the flag that says how a command prints its result.
 func Output(cmd *cobra.Command, p *string) {
-	Choice(cmd, p, "output", "text", "how to print the result: text or json", "text", "json")
+	addChoice(cmd, p, "output", "o", "text", "how to print the result: text or json", []string{"text", "json"})
 }
 
 type choice struct {

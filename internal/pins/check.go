@@ -66,7 +66,11 @@ func releaseIn(arg string) (string, error) {
 		return "", fmt.Errorf("%s: more than %d bytes", file, maxFile)
 	}
 	if pointer == "" {
-		return string(data), nil
+		text := strings.TrimSpace(string(data))
+		if strings.Contains(text, "\n") {
+			return "", fmt.Errorf("%s: holds more than a release; say where in it with #/PATH", file)
+		}
+		return text, nil
 	}
 	var at any
 	if err := yaml.Unmarshal(data, &at); err != nil {

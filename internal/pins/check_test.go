@@ -84,7 +84,7 @@ func TestParseShipped(t *testing.T) {
 		"x=@" + values + "#/global/images":       "is no text",
 		"x=@" + values + "#/global/empty":        "is not a release",
 		"x=@" + values + "#global":               "is no JSON pointer",
-		"x=@" + values:                           "is not a release",
+		"x=@" + values:                           "holds more than a release",
 	} {
 		if got, err := ParseShipped(arg); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, %v", arg, got, err)

@@ -475,10 +475,13 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 		}
 		// Not ours to take: back to its place. If our file is no longer there, somebody has put a third thing there that is
 		// now in our hands. Nothing of ours has replaced it, so it is kept in any case.
-		if err := exchange(r.dir, slot, swap, name); err != nil {
+		if err := r.putBack(slot, swap, name); err != nil {
 			return &stuckError{name, swap, err}
 		}
 		back, err := slot.Stat(swap)
+		if errors.Is(err, fs.ErrNotExist) { // our file is gone, and no third thing came
+			return &LeftError{theirs.Kind}
+		}
 		if err != nil {
 			return err
 		}
@@ -501,6 +504,20 @@ func (e *stuckError) Error() string {
 	return fmt.Sprintf("%s; what stood there lies in %s/%s/%s/%s", errnoText(e.err), storeName, originalsName, e.name, e.swap)
 }
 func (e *stuckError) Unwrap() error { return e.err }
+
+// putBack gives what lies in slot as swap its name again, in exchange for what stands there by now, if anything does.
+func (r *run) putBack(slot *hostdir.Dir, swap, name string) error {
+	for range attempts {
+		err := exchange(r.dir, slot, swap, name)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err = publish(r.dir, slot, swap, name); !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return errContended
+}
 
 // errContended says that a name changed at every attempt to take it.
 var errContended = errors.New("replaced by another program at every attempt")

@@ -85,17 +85,6 @@ func packed(t testing.TB, version string, files ...file) *bundle.Bundle {
 	return openAt(t, pack(t, version, files...))
 }
 
-// doctored is an open bundle of files whose manifest is not what the writer would have accepted.
-func doctored(t testing.TB, change func(manifest string) string, files ...file) *bundle.Bundle {
-	t.Helper()
-	dir := pack(t, "v1", files...)
-	path := filepath.Join(dir, "bundle.json")
-	data, err := os.ReadFile(path)
-	must(t, err)
-	must(t, os.WriteFile(path, []byte(change(string(data))), 0o644))
-	return openAt(t, dir)
-}
-
 func sum(data []byte) string {
 	s := sha256.Sum256(data)
 	return hex.EncodeToString(s[:])

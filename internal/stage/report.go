@@ -17,6 +17,7 @@ const (
 	Planned Outcome = "planned" // a dry run: nothing was changed
 	Skipped Outcome = "skipped" // there was nothing to stage
 	Refused Outcome = "refused" // nothing was staged: the bundle or the bin dir does not allow it
+	Broken  Outcome = "broken"  // a fault of this program ended it: how far it came is not known
 )
 
 // Action is what was, or in a dry run would be, done under one name.
@@ -33,7 +34,7 @@ const (
 // its JSON form is the result on stdout.
 type Report struct {
 	Outcome  Outcome  `json:"outcome"`
-	Message  string   `json:"message,omitempty"` // why, when Skipped or Refused
+	Message  string   `json:"message,omitempty"` // why, when Skipped, Refused or Broken
 	Version  string   `json:"version,omitempty"` // of the bundle's plugins
 	Bundle   string   `json:"bundle,omitempty"`  // sha256:<hex> of bundle.json
 	BinDir   string   `json:"binDir"`            // as the host knows it
@@ -67,7 +68,13 @@ func (r *Report) Count(a Action) int {
 
 // Complete says whether every plugin of the bundle is in place.
 func (r *Report) Complete() bool {
-	return r.Outcome == Skipped || r.Outcome != Refused && r.Count(Failed) == 0
+	switch r.Outcome {
+	case Skipped:
+		return true
+	case Staged, Planned:
+		return r.Count(Failed) == 0
+	}
+	return false
 }
 
 // TextLimit is how much of a termination message Kubernetes keeps, in bytes.
@@ -142,7 +149,7 @@ func (r *Report) text() (head, body []string, last string) {
 
 // LastLine says in one line what was staged, or why nothing was.
 func (r *Report) LastLine() string {
-	if r.Outcome == Skipped || r.Outcome == Refused {
+	if r.Outcome != Staged && r.Outcome != Planned {
 		return oneLine(r.Message)
 	}
 	verb := "staged"
@@ -162,7 +169,7 @@ type Summary struct {
 	Cut                      bool // some causes, warnings or hints did not fit
 	Version, Bundle, BinDir  string
 	New, Replaced, Unchanged int
-	Message                  string // when Skipped or Refused
+	Message                  string // when Skipped, Refused or Broken
 }
 
 // Failure is one plugin that could not be installed. Cause is empty if it was cut.
@@ -194,14 +201,13 @@ func ParseText(text string) (*Summary, error) {
 	}
 	// The causes come in the order of the names, each with its name, so that no cause can pass for another line.
 	for i := range s.Failed {
-		if len(lines) == 0 || lines[0] == cutNotice {
+		if len(lines) > 0 && lines[0] == cutNotice {
 			break
 		}
-		cause, ok := strings.CutPrefix(lines[0], s.Failed[i].Name+": ")
-		if !ok {
+		if len(lines) == 0 || !strings.HasPrefix(lines[0], s.Failed[i].Name+": ") {
 			return nil, fmt.Errorf("parse report: no cause for %s", s.Failed[i].Name)
 		}
-		s.Failed[i].Cause, lines = cause, lines[1:]
+		s.Failed[i].Cause, lines = lines[0][len(s.Failed[i].Name)+2:], lines[1:]
 	}
 	for _, l := range lines {
 		if w, ok := strings.CutPrefix(l, warningPrefix); ok && len(s.Hints) == 0 {
@@ -242,16 +248,19 @@ func (s *Summary) parseLast(line string) error {
 		s.Outcome, s.Message = Skipped, line
 	case strings.HasSuffix(line, refusedSuffix):
 		s.Outcome, s.Message = Refused, line
+	case strings.HasSuffix(line, brokenSuffix):
+		s.Outcome, s.Message = Broken, line
 	default:
 		return fmt.Errorf("parse report: %q is no report's last line", line)
 	}
 	return nil
 }
 
-// How the last line ends tells the two apart for a reader that has no exit code.
+// How the last line ends tells these apart for a reader that has no exit code.
 const (
 	skippedSuffix = "; skipping staging"
 	refusedSuffix = "; nothing was staged"
+	brokenSuffix  = "; staging broke off"
 )
 
 // Skip is the report of a run that had nothing to stage.
@@ -262,6 +271,11 @@ func Skip(binDir, why string) *Report {
 // Refuse is the report of a run that could stage nothing.
 func Refuse(binDir, why string) *Report {
 	return &Report{Outcome: Refused, BinDir: binDir, Plugins: []Result{}, Message: why + refusedSuffix}
+}
+
+// Break is the report of a run that this program's own fault ended. The next run clears up.
+func Break(binDir, why string) *Report {
+	return &Report{Outcome: Broken, BinDir: binDir, Plugins: []Result{}, Message: why + brokenSuffix}
 }
 
 // RefuseFor is Refuse for an error of the bundle or the bin dir.

@@ -342,6 +342,10 @@ func (s *store) settleSwaps(ctx context.Context) error {
 			continue
 		}
 		slot, err := s.sub(originals, name)
+		var taken *TakenError
+		if errors.As(err, &taken) {
+			continue // no run can have left anything in what is no directory; one that needs it says so
+		}
 		if err != nil {
 			errs = append(errs, err)
 			continue

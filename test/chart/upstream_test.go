@@ -215,7 +215,7 @@ func snapshot(t testing.TB, root string) map[string]string {
 
 // Vendoring the version that the chart says it has changes nothing: the file is upstream's, byte for byte.
 func TestVendoredManifestIsUpstreams(t *testing.T) {
-	u := chart.Update{Root: "../..", Version: appVersion(t), DryRun: true}
+	u := chart.Update{Root: "../..", Version: appVersion(t), DryRun: true, Environ: os.Environ()}
 	changes, err := u.Run(context.Background())
 	if err != nil {
 		t.Fatal(err)
@@ -349,7 +349,7 @@ func TestUpdateKeepsCustomisation(t *testing.T) {
 	defer server.Close()
 
 	for name, u := range map[string]chart.Update{
-		"module v4.2.4": {Version: "v4.2.4"},
+		"module v4.2.4": {Version: "v4.2.4", Environ: os.Environ()},
 		"served":        {Version: "v4.9.9", URL: server.URL + "/multus-daemonset-thick.yml"},
 	} {
 		t.Run(name, func(t *testing.T) {

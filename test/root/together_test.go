@@ -353,6 +353,37 @@ func TestAppearsDuringStaging(t *testing.T) {
 		holds(t, g.bundle, dir)
 		clean(t, g.bundle, dir)
 	})
+	t.Run("and ours is taken away before it is put back", func(t *testing.T) {
+		dir := t.TempDir()
+		place(t, ring.fewOlder, dir)
+		g := newGate(t, ring.few)
+		p := call{bundle: g.bundle, dir: dir, wrap: []string{"strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat2",
+			"-e", "inject=renameat2:delay_exit=100ms"}}.start(t)
+		g.reached(t)
+		path := filepath.Join(dir, "static")
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(mkdir(t, path), "inside"), "theirs", 0o644)
+		came := identify(t, path)
+		g.open()
+		eventually(t, "our file stands where the directory was", func() bool {
+			info, err := os.Lstat(path)
+			return err == nil && info.Mode().IsRegular()
+		})
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		o := p.wait()
+		o.counts(t, 1, 3, 0, 1)
+		if cause := o.failed()["static"]; !strings.HasPrefix(cause, "is a directory, left as it is") {
+			t.Fatal(cause)
+		}
+		if identify(t, path) != came || read(t, filepath.Join(path, "inside")) != "theirs" {
+			t.Fatal("the directory was changed")
+		}
+		clean(t, g.bundle, dir)
+	})
 	t.Run("over and over", func(t *testing.T) {
 		dir := t.TempDir()
 		stop := make(chan struct{})
@@ -371,18 +402,20 @@ func TestAppearsDuringStaging(t *testing.T) {
 				os.Remove(path)
 			}
 		})
-		for range 15 {
-			o := stage(t, ring.few, dir)
-			if o.code != 0 || len(o.failed()) > 1 {
-				t.Fatalf("exit %d\n%s", o.code, o.stderr)
+		func() {
+			defer wg.Wait()
+			defer close(stop)
+			for range 15 {
+				o := stage(t, ring.few, dir)
+				if o.code != 0 || len(o.failed()) > 1 {
+					t.Fatalf("exit %d\n%s", o.code, o.stderr)
+				}
+				if cause, bad := o.failed()["static"]; bad && !strings.Contains(cause, "left as it is") && !strings.Contains(cause, "replaced by another program at every attempt") {
+					t.Fatal(cause)
+				}
+				holds(t, ring.few, dir, slices.DeleteFunc(slices.Clone(fewNames), func(n string) bool { return n == "static" })...)
 			}
-			if cause, bad := o.failed()["static"]; bad && !strings.Contains(cause, "left as it is") && !strings.Contains(cause, "replaced by another program at every attempt") {
-				t.Fatal(cause)
-			}
-			holds(t, ring.few, dir, slices.DeleteFunc(slices.Clone(fewNames), func(n string) bool { return n == "static" })...)
-		}
-		close(stop)
-		wg.Wait()
+		}()
 		if o := stage(t, ring.few, dir); o.code != 0 || len(o.failed()) > 0 {
 			t.Fatal(o.stderr)
 		}
