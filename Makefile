@@ -5,7 +5,7 @@ SHELL := /bin/bash -euo pipefail
 OUT       := out
 GOBUILD   := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w'
 FUZZTIME  ?= 10s
-RINGS     ?= unit root chart
+RINGS     ?= unit root chart registry
 # The modules that are ours: the root, and those whose dependencies the product does not need.
 MODULES    = $(shell git ls-files '*go.mod' | grep -v '^upstream/' | xargs -n1 dirname)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -59,6 +59,15 @@ ring-root: build bundle # namespaces, mounts, real plugins
 ring-chart: # the charts by Helm's own engine, and the pages that quote them
 	cd test/chart && go test -v -count=1 ./...
 
+.PHONY: ring-registry
+ring-registry: # the image from a real registry, and what its patch changes in Multus; compiles Multus for both machines
+	go test -v -tags registry -count=1 -timeout 60m ./test/registry
+
+.PHONY: image
+image: build ## build the image for both platforms into out/image.tar
+	rm -f $(OUT)/image.tar
+	$(OUT)/chandlerctl image build --out $(OUT)/image.tar
+
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (10s)
 	@test/fuzz $(FUZZTIME)
@@ -70,7 +79,7 @@ bench: build bundle ## run chandler and the loops it replaces in turn, and print
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck, in every module
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
-	@for m in $(MODULES); do echo "lint $$m"; (cd $$m && go vet -tags root ./... && go run $(STATICCHECK) -tags root ./...); done
+	@for m in $(MODULES); do echo "lint $$m"; (cd $$m && go vet -tags root,registry ./... && go run $(STATICCHECK) -tags root,registry ./...); done
 
 .PHONY: docs
 docs: ## write the command reference, the charts' READMEs and docs/distributions.md anew

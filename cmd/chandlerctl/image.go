@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"debug/buildinfo"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -85,7 +86,7 @@ The result is the image's digest, or what it can be pulled by if it was pushed. 
 		"folder of a checkout that holds pins.yaml and multus/ (default: upstream/ in the working directory or the nearest above it)")
 	f.StringVar(&opts.name, "name", "", "what the image is called in --out (default: as in --push, else "+imageRepository+" and the version)")
 	f.StringVar(&opts.version, "image-version", "", "version that the labels say (default: that of Multus)")
-	f.StringVar(&opts.revision, "revision", "", "commit that the labels say")
+	f.StringVar(&opts.revision, "revision", "", "commit that the labels say (default: that of the checkout, if nothing in it is changed)")
 	f.BoolVar(&opts.plainHTTP, "plain-http", false, "push without TLS; a registry on the loopback needs no such leave")
 	cli.Output(cmd, &opts.output)
 	return cmd
@@ -131,12 +132,14 @@ func (o imageBuildOptions) plan() (imagePlan, error) {
 		}
 		p.bundles[arch] = dir
 	}
-	for flag, ref := range map[string]string{"push": o.push, "name": o.name} {
-		if ref == "" {
+	for _, of := range []struct{ flag, value, ref string }{
+		{"push", o.push, o.push}, {"name", o.name, o.name}, {"image-version", o.version, imageName(o.version)},
+	} {
+		if of.value == "" {
 			continue
 		}
-		if _, err := image.CheckName(ref); err != nil {
-			return p, cli.UsageError("--%s %q: %w", flag, ref, err)
+		if _, err := image.CheckName(of.ref); err != nil {
+			return p, cli.UsageError("--%s %q: %w", of.flag, of.value, err)
 		}
 	}
 	if o.out != "" {
@@ -149,6 +152,10 @@ func (o imageBuildOptions) plan() (imagePlan, error) {
 		if p.upstream, err = findUpstream(); err != nil {
 			return p, err
 		}
+	}
+	var err error
+	if p.upstream, err = filepath.Abs(p.upstream); err != nil { // its parent is the checkout
+		return p, err
 	}
 	// https://reproducible-builds.org/specs/source-date-epoch
 	if s := os.Getenv("SOURCE_DATE_EPOCH"); s != "" {
@@ -184,7 +191,7 @@ func runImageBuild(ctx context.Context, streams cli.Streams, opts imageBuildOpti
 	}
 	result := imageResult{Digest: img.Digest, Version: spec.Version, Out: plan.out, Platforms: img.Platforms}
 	if plan.out != "" {
-		name, err := image.CheckName(cmp.Or(plan.name, plan.push, imageRepository+":"+tagOf(spec.Version)))
+		name, err := image.CheckName(cmp.Or(plan.name, plan.push, imageName(spec.Version)))
 		if err != nil {
 			return fmt.Errorf("name image: %w", err)
 		}
@@ -216,7 +223,7 @@ func (p imagePlan) compile(ctx context.Context, streams cli.Streams, tmp string)
 		return image.Spec{}, fmt.Errorf("prepare multus: %w", err)
 	}
 	defer func() { err = errors.Join(err, multus.Close()) }()
-	chandler := source.Program{Dir: filepath.Dir(filepath.Clean(p.upstream)), Package: "./cmd/chandler", Environ: os.Environ()}
+	chandler := source.Program{Dir: filepath.Dir(p.upstream), Package: "./cmd/chandler", Environ: os.Environ()}
 
 	spec := image.Spec{Version: cmp.Or(p.version, multus.Version), Revision: p.revision, Created: p.created}
 	at, steps := 0, 3*len(p.arches)-len(p.bundles)
@@ -242,6 +249,7 @@ func (p imagePlan) compile(ctx context.Context, streams cli.Streams, tmp string)
 		if part.Chandler, err = do("chandler", arch, chandler.Build); err != nil {
 			return spec, err
 		}
+		spec.Revision = cmp.Or(spec.Revision, revisionOf(filepath.Join(part.Chandler, "bin/chandler")))
 		spec.Platforms = append(spec.Platforms, part)
 	}
 	return spec, nil
@@ -255,8 +263,26 @@ func (p imagePlan) buildPlugins(ctx context.Context, arch, out string) error {
 	return module.Bundle(ctx, out)
 }
 
-// tagOf makes a tag of a version: a plus sign, of which versions may have one, cannot be in it.
-func tagOf(version string) string { return strings.ReplaceAll(version, "+", "-") }
+// imageName is what an image of a version is called: a plus sign, which versions may have, cannot be in a tag.
+func imageName(version string) string {
+	return imageRepository + ":" + strings.ReplaceAll(version, "+", "-")
+}
+
+// revisionOf is the commit that a program was built from, if it says so and nothing had been changed since.
+func revisionOf(program string) string {
+	info, err := buildinfo.ReadFile(program)
+	if err != nil {
+		return ""
+	}
+	settings := make(map[string]string)
+	for _, s := range info.Settings {
+		settings[s.Key] = s.Value
+	}
+	if settings["vcs.modified"] == "true" {
+		return ""
+	}
+	return settings["vcs.revision"]
+}
 
 // imageResult is what the command prints.
 type imageResult struct {

@@ -65,7 +65,7 @@ type Image struct {
 	Digest    string // of the index: sha256:<hex>
 	Platforms []Contents
 
-	index v1.ImageIndex
+	index *index
 }
 
 // Contents is what is in one platform's image.
@@ -101,23 +101,20 @@ func Build(ctx context.Context, spec Spec) (*Image, error) {
 		spec.Created = time.Unix(0, 0)
 	}
 	spec.Created = spec.Created.UTC().Truncate(time.Second)
-	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
-	result := new(Image)
+	result := &Image{index: &index{images: make(map[v1.Hash]v1.Image)}}
 	for _, p := range spec.Platforms {
 		img, contents, err := buildPlatform(ctx, spec, p)
 		if err != nil {
 			return nil, fmt.Errorf("build linux/%s: %w", p.Arch, err)
 		}
-		index = mutate.AppendManifests(index, mutate.IndexAddendum{
-			Add:        img,
-			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: p.Arch}},
-		})
+		if err := result.index.add(img, p.Arch); err != nil {
+			return nil, fmt.Errorf("add linux/%s to the index: %w", p.Arch, err)
+		}
 		result.Platforms = append(result.Platforms, contents)
 	}
-	result.index = mutate.Annotations(index, spec.annotations()).(v1.ImageIndex)
-	digest, err := result.index.Digest()
+	digest, err := result.index.close(spec.annotations())
 	if err != nil {
-		return nil, fmt.Errorf("digest index: %w", err)
+		return nil, fmt.Errorf("close index: %w", err)
 	}
 	result.Digest = digest.String()
 	return result, nil
@@ -250,7 +247,7 @@ func (p Platform) parts(ctx context.Context, spec Spec) ([]part, error) {
 func base() []entry {
 	return []entry{
 		// multus-daemon asks for the current user's name, and ends with a crash if nothing knows it.
-		file("etc/passwd", []byte("root:x:0:0:root:/root:/usr/bin/chandler\n")),
+		file("etc/passwd", []byte("root:x:0:0:root:/root:/sbin/nologin\n")),
 		file("etc/group", []byte("root:x:0:\n")),
 		folder("root", 0o700),
 		folder("run", 0o755),

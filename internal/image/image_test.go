@@ -142,6 +142,9 @@ func TestIndex(t *testing.T) {
 		a["org.opencontainers.image.source"] != "https://github.com/chandler-cni/chandler" || a["org.opencontainers.image.created"] != "1970-01-01T00:00:00Z" {
 		t.Errorf("annotations are %v", a)
 	}
+	if raw, _ := img.index.RawManifest(); bytes.Contains(raw, []byte("artifactType")) {
+		t.Errorf("the index holds artifacts: %s", raw)
+	}
 	for i, d := range index.Manifests {
 		arch := spec.Platforms[i].Arch
 		if d.MediaType != types.OCIManifestSchema1 || d.Platform == nil || d.Platform.OS != "linux" || d.Platform.Architecture != arch {
@@ -383,6 +386,18 @@ func TestTreeKeepsHardLinks(t *testing.T) {
 	}
 	if last := l.entries[len(l.entries)-1]; last.path != "at/a/z" || last.same != "at/a-b" {
 		t.Errorf("%s is a link to %q", last.path, last.same)
+	}
+}
+
+func TestTreeMayBeNamedByALink(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "real/f"), []byte("x"), 0o644)
+	if err := os.Symlink("real", filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := tree("at", filepath.Join(dir, "link"), func(string) fs.FileMode { return 0o644 })
+	if err != nil || len(entries) != 2 || entries[1].path != "at/f" {
+		t.Errorf("%+v, %v", entries, err)
 	}
 }
 

@@ -63,8 +63,12 @@ func tree(at, dir string, perm func(name string) fs.FileMode) ([]entry, error) {
 		entry
 		inode
 	}
+	dir, err := filepath.EvalSymlinks(dir) // the directory itself may be named by a link; nothing below it may be one
+	if err != nil {
+		return nil, err
+	}
 	var all []found
-	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}

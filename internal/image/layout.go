@@ -10,7 +10,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -18,28 +17,22 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// blob is one file of an OCI layout's blobs.
-type blob struct {
-	digest v1.Hash
-	data   []byte
-}
-
 // WriteLayout writes the image to out, where nothing, or an empty directory, may stand: a directory that is an OCI layout,
 // or, if out ends with .tar, an archive of one. name is what the image is called in it: containerd's import takes it as a
 // whole, skopeo its tag alone. What is at out is whole or not there.
 func (i *Image) WriteLayout(out, name string) error {
-	blobs, err := i.blobs()
+	files, err := i.blobs()
 	if err != nil {
-		return err
+		return fmt.Errorf("gather blobs: %w", err)
 	}
 	index, err := i.layoutIndex(name)
 	if err != nil {
+		return fmt.Errorf("make index: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(filepath.Clean(out)), 0o755); err != nil {
 		return err
 	}
-	files := []entry{file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)), file("index.json", index)}
-	for _, b := range blobs {
-		files = append(files, file(path.Join("blobs", b.digest.Algorithm, b.digest.Hex), b.data))
-	}
+	files = append(files, file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)), file("index.json", index))
 	if strings.HasSuffix(out, ".tar") {
 		return writeArchive(out, files)
 	}
@@ -64,62 +57,38 @@ func CheckOut(out string) error {
 	return err
 }
 
-// blobs is everything that the index leads to, and itself, in order of digests.
-func (i *Image) blobs() ([]blob, error) {
-	byDigest := make(map[v1.Hash][]byte)
-	add := func(digest v1.Hash, err error, data []byte, dataErr error) error {
-		byDigest[digest] = data
-		return errors.Join(err, dataErr)
-	}
-	put := func(of interface {
-		Digest() (v1.Hash, error)
-		RawManifest() ([]byte, error)
-	}) error {
-		digest, err := of.Digest()
-		data, dataErr := of.RawManifest()
-		return add(digest, err, data, dataErr)
-	}
-	if err := put(i.index); err != nil {
-		return nil, err
-	}
-	manifest, err := i.index.IndexManifest()
+// blobs is the index and everything that it leads to, as files of a layout.
+func (i *Image) blobs() ([]entry, error) {
+	byDigest := make(map[v1.Hash][]byte) // the platforms share layers
+	digest, err := i.index.Digest()
 	if err != nil {
 		return nil, err
 	}
-	for _, d := range manifest.Manifests {
-		img, err := i.index.Image(d.Digest)
-		if err != nil {
+	byDigest[digest] = i.index.raw
+	for digest, img := range i.index.images {
+		manifest, manifestErr := img.RawManifest()
+		name, nameErr := img.ConfigName()
+		config, configErr := img.RawConfigFile()
+		layers, layersErr := img.Layers()
+		if err := errors.Join(manifestErr, nameErr, configErr, layersErr); err != nil {
 			return nil, err
 		}
-		if err := put(img); err != nil {
-			return nil, err
-		}
-		digest, err := img.ConfigName()
-		data, dataErr := img.RawConfigFile()
-		if err := add(digest, err, data, dataErr); err != nil {
-			return nil, err
-		}
-		layers, err := img.Layers()
-		if err != nil {
-			return nil, err
-		}
+		byDigest[digest], byDigest[name] = manifest, config
 		for _, l := range layers {
 			digest, err := l.Digest()
 			if err != nil {
 				return nil, err
 			}
-			data, err := readCompressed(l)
-			if err := add(digest, nil, data, err); err != nil {
+			if byDigest[digest], err = readCompressed(l); err != nil {
 				return nil, err
 			}
 		}
 	}
-	var blobs []blob
+	var files []entry
 	for digest, data := range byDigest {
-		blobs = append(blobs, blob{digest, data})
+		files = append(files, file(path.Join("blobs", digest.Algorithm, digest.Hex), data))
 	}
-	slices.SortFunc(blobs, func(a, b blob) int { return strings.Compare(a.digest.Hex, b.digest.Hex) })
-	return blobs, nil
+	return files, nil
 }
 
 func readCompressed(l v1.Layer) ([]byte, error) {
@@ -133,11 +102,7 @@ func readCompressed(l v1.Layer) ([]byte, error) {
 
 // layoutIndex is index.json, which names the one image index that the layout holds.
 func (i *Image) layoutIndex(name string) ([]byte, error) {
-	manifest, err := i.index.RawManifest()
-	if err != nil {
-		return nil, err
-	}
-	digest, err := v1.NewHash(i.Digest)
+	digest, err := i.index.Digest()
 	if err != nil {
 		return nil, err
 	}
@@ -145,14 +110,14 @@ func (i *Image) layoutIndex(name string) ([]byte, error) {
 	if at := strings.LastIndexByte(name, ':'); at > strings.LastIndexByte(name, '/') {
 		tag = name[at+1:]
 	}
-	return json.MarshalIndent(v1.IndexManifest{
+	return json.Marshal(indexManifest{
 		SchemaVersion: 2,
 		MediaType:     types.OCIImageIndex,
-		Manifests: []v1.Descriptor{{
-			MediaType: types.OCIImageIndex, Size: int64(len(manifest)), Digest: digest,
+		Manifests: []descriptor{{
+			MediaType: types.OCIImageIndex, Digest: digest, Size: int64(len(i.index.raw)),
 			Annotations: map[string]string{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag},
 		}},
-	}, "", "  ")
+	})
 }
 
 func writeDir(out string, files []entry) (err error) {

@@ -109,7 +109,9 @@ func (p Push) write(tag name.Tag, i *Image, options []remote.Option) error {
 	go func() {
 		defer close(done)
 		for u := range updates {
-			p.Progress(Done{u.Complete, u.Total})
+			if u.Error == nil { // what WriteIndex returns too
+				p.Progress(Done{u.Complete, u.Total})
+			}
 		}
 	}()
 	err := remote.WriteIndex(tag, i.index, append(options, remote.WithProgress(updates))...)
