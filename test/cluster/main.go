@@ -42,6 +42,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.SetOutput(stderr)
 	flags.Usage = func() { fmt.Fprint(stderr, usage); flags.PrintDefaults() }
 	folder := flags.String("dir", "out/cluster", "the folder of all that is built and written")
+	image := flags.String("image", "", "an archive of an image that the node is to have")
 	source := flags.String("source", "test/cluster", "the folder of this program's source")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -55,7 +56,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case "build":
 		return node.Build(ctx, dir, *source, stderr)
 	case "hold":
-		return hold(ctx, dir, stdout)
+		return hold(ctx, dir, *image, stdout)
 	case "up":
 		if err := node.Missing(); err != nil {
 			return err
@@ -63,7 +64,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		if err := node.Build(ctx, dir, *source, stderr); err != nil {
 			return err
 		}
-		return up(dir, stdout, stderr)
+		return up(dir, *image, stdout, stderr)
 	case "down":
 		return down(dir)
 	}
@@ -71,12 +72,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return errors.New("wrong usage")
 }
 
+// holding is what a holder says last.
+const holding = "holding"
+
 // hold starts the node and stays for as long as it runs.
-func hold(ctx context.Context, dir node.Dir, stdout io.Writer) error {
+func hold(ctx context.Context, dir node.Dir, image string, stdout io.Writer) error {
 	n, err := node.Start(ctx, dir, stdout)
 	if err != nil {
 		return err
 	}
+	if image != "" {
+		if err := n.Import(ctx, image); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(stdout, holding)
 	<-n.Done()
 	if ctx.Err() != nil {
 		return nil
@@ -85,7 +95,7 @@ func hold(ctx context.Context, dir node.Dir, stdout io.Writer) error {
 }
 
 // up starts a holder that outlives this process, and waits until its node is Ready.
-func up(dir node.Dir, stdout, stderr io.Writer) error {
+func up(dir node.Dir, image string, stdout, stderr io.Writer) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -95,7 +105,7 @@ func up(dir node.Dir, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(self, "-dir", string(dir), "hold")
+	cmd := exec.Command(self, "-dir", string(dir), "-image", image, "hold")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
@@ -111,12 +121,10 @@ func up(dir node.Dir, stdout, stderr io.Writer) error {
 	in := bufio.NewReader(read)
 	for {
 		line, err := in.ReadString('\n')
-		if line != "" {
-			fmt.Fprint(stderr, line)
-		}
-		if line == "node ready\n" {
+		if line == holding+"\n" {
 			break
 		}
+		fmt.Fprint(stderr, line)
 		if err == nil {
 			continue
 		}
@@ -131,7 +139,7 @@ func up(dir node.Dir, stdout, stderr io.Writer) error {
 	fmt.Fprintf(stdout, `The node runs; process %d holds it. As root:
 
   %[2]s/kubectl get pods -A
-  %[2]s/helm list -A
+  %[2]s/helm install multus charts/multus -n kube-system --set distribution=generic
   %[2]s/enter ls /opt/cni/bin     any command on the node; none is a shell
 
 Its files are below %[2]s/root, the logs in %[2]s/log. make cluster-down ends it.

@@ -199,6 +199,14 @@ func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.C
 	return cmd
 }
 
+// Import gives an image, an archive as `ctr images import` reads it, to the container runtime.
+func (n *Node) Import(ctx context.Context, archive string) error {
+	if out, err := n.Command(ctx, "ctr", "-n", "k8s.io", "images", "import", archive).CombinedOutput(); err != nil {
+		return fmt.Errorf("import %s: %w: %s", archive, err, out)
+	}
+	return nil
+}
+
 // initMain is process 1. It never ends before its child, and the kernel ends everything else with it.
 func initMain(dir Dir) int {
 	go func() {

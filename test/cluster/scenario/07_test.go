@@ -64,7 +64,7 @@ func (c *cluster) importOlder(t *testing.T) {
 	if err := os.WriteFile(file, image, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.tool("ctr", "-n", "k8s.io", "images", "import", file); err != nil {
+	if err := c.Import(t.Context(), file); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -95,8 +95,8 @@ func prepare(ctx context.Context) (*cluster, error) {
 	if err := os.MkdirAll(c.work, 0o755); err != nil {
 		return nil, err
 	}
-	if out, err := n.Command(ctx, "ctr", "-n", "k8s.io", "images", "import", c.image).CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("import the image: %w: %s", err, out)
+	if err := n.Import(ctx, c.image); err != nil {
+		return nil, err
 	}
 	crds, err := filepath.Abs("testdata/platform-crds.yaml")
 	if err != nil {
