@@ -25,6 +25,7 @@ const usage = `cluster keeps a single-node Kubernetes in namespaces of its own.
   cluster up      start it, print how to use it, and leave it running
   cluster hold    start it and stay: it ends with this process
   cluster down    end it and clear what it left
+  cluster walkthrough PAGE   start one, do what the page tells of, and write the page
 `
 
 func main() {
@@ -65,6 +66,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return err
 		}
 		return up(dir, *image, stdout, stderr)
+	case "walkthrough":
+		if flags.NArg() != 2 {
+			break
+		}
+		return walk(ctx, dir, *image, flags.Arg(1), stderr)
 	case "down":
 		return down(dir)
 	}

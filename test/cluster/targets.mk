@@ -38,3 +38,7 @@ cluster-up: cluster-build $(CLUSTER)/image.tar ## start a Kubernetes node on thi
 .PHONY: cluster-down
 cluster-down: cluster-build ## end it, and clear what it left
 	@$(CLUSTER)/cluster -dir $(CLUSTER) down
+
+.PHONY: walkthrough
+walkthrough: cluster-build $(CLUSTER)/image.tar ## write docs/walkthrough.md from a run on a real Kubernetes node (as root)
+	@$(CLUSTER)/cluster -dir $(CLUSTER) -image $(abspath $(CLUSTER))/image.tar walkthrough docs/walkthrough.md

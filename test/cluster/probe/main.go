@@ -166,6 +166,11 @@ func serve(listener net.Listener) {
 
 func call(address, words string, load int64) (string, error) {
 	conn, err := net.DialTimeout("tcp", address, 5*time.Second)
+	// A container that runs has not always opened its port yet.
+	for tries := 0; errors.Is(err, unix.ECONNREFUSED) && tries < 50; tries++ {
+		time.Sleep(100 * time.Millisecond)
+		conn, err = net.DialTimeout("tcp", address, 5*time.Second)
+	}
 	if err != nil {
 		return "", err
 	}
