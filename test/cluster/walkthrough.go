@@ -65,6 +65,8 @@ Multus, without staging:
 	{prose: "On the node there is what the primary network needs, what Multus installed, and no more:\n"},
 	{command: "ls /opt/cni/bin"},
 	{prose: "## The cure\n"},
+	// While one Multus is replaced by the next, a pod starts without its interfaces; right after a try there is time.
+	{quiet: true, command: `n() { kubectl get events --field-selector reason=FailedCreatePodSandBox -o jsonpath='{range .items[*]}{.metadata.resourceVersion} {end}'; }; was=$(n); until test "$(n)" != "$was"; do sleep .2; done`},
 	{command: "helm upgrade multus charts/multus --namespace kube-system --set distribution=generic | head -n 5"},
 	{command: "kubectl -n kube-system rollout status daemonset/kube-multus-ds --timeout=120s"},
 	{prose: "The init container says in its termination message what it did, which is also in `kubectl describe pod`:\n"},

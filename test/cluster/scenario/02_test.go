@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -25,7 +26,12 @@ func TestScenario02(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		ring.staging(t, true)
+		// While a Multus is replaced by the next, the container runtime knows of none: Multus takes its configuration away when it
+		// ends. A pod that is tried just then starts without net1. The kubelet tries every 10 to 15 s, so right after a try is
+		// time enough.
+		values := ring.platform(t, "networking.stageCniPlugins=true")
+		p.triedAgain(t, "first")
+		ring.multus(t, values)
 		message := terminationMessage(ring.multusPod(t))
 		if !strings.HasPrefix(message, "staged 14 plugins v1.9.1 (bundle sha256:") || !strings.Contains(message, ") into /opt/cni/bin: 12 new, 2 ") {
 			t.Errorf("the termination message is %q", message)
@@ -61,6 +67,29 @@ func TestScenario02(t *testing.T) {
 			}
 			return nil
 		})
+	})
+}
+
+// triedAgain waits until the kubelet has failed once more to start a pod.
+func (p place) triedAgain(t *testing.T, pod string) {
+	t.Helper()
+	tries := func() (sum float64) {
+		list, err := p.API.Get("/api/v1/namespaces/" + p.name + "/events?fieldSelector=reason%3DFailedCreatePodSandBox,involvedObject.name%3D" + pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range node.List(list, "items") {
+			count, _ := node.At(e, "count").(float64)
+			sum += max(count, 1)
+		}
+		return sum
+	}
+	before := tries()
+	eventually(t, time.Minute, func() error {
+		if tries() == before {
+			return errors.New("no further try")
+		}
+		return nil
 	})
 }
 
