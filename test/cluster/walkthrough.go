@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,7 +19,11 @@ type section struct {
 	prose   string
 	command string
 	quiet   bool
+	// missable is quiet too, and may fail by chance: then all is done again.
+	missable bool
 }
+
+var errMissed = errors.New("the pod was started while Multus was being replaced")
 
 const networkAndPod = `apiVersion: k8s.cni.cncf.io/v1
 kind: NetworkAttachmentDefinition
@@ -73,10 +78,14 @@ Multus, without staging:
 	{command: `kubectl -n kube-system get pods -l name=multus -o jsonpath='{.items[0].status.initContainerStatuses[1].state.terminated.message}'`},
 	{command: "ls /opt/cni/bin"},
 	{quiet: true, command: "kubectl wait --for=condition=Ready pod/first --timeout=120s"},
+	{missable: true, command: `kubectl get pod first -o jsonpath='{.metadata.annotations}' | grep -q network-status`},
 	{prose: "The same pod runs; nobody touched it. The kubelet had gone on trying:\n"},
 	{command: "kubectl get pod first"},
 	{command: `kubectl get pod first -o jsonpath='{.metadata.annotations.k8s\.v1\.cni\.cncf\.io/network-status}'`},
-	{prose: `## What to look at
+	{prose: `A pod that the kubelet tries in the seconds between the old Multus and the new one starts with its primary network alone, and
+without this annotation: Multus takes its configuration away when it ends. Delete such a pod, and it is made anew.
+
+## What to look at
 
 Whether a node's files are the bundle's, from the Multus pod on it, which has the bundle and the directory:
 `},
@@ -91,6 +100,16 @@ Whether a node's files are the bundle's, from the Multus pod on it, which has th
 
 // walk runs the walkthrough on a node of its own, from the root of the checkout, and writes the page.
 func walk(ctx context.Context, dir node.Dir, image, page string, progress io.Writer) error {
+	for tries := 1; ; tries++ {
+		err := walkOnce(ctx, dir, image, page, progress)
+		if !errors.Is(err, errMissed) || tries == 5 {
+			return err
+		}
+		fmt.Fprintln(progress, "once more:", err)
+	}
+}
+
+func walkOnce(ctx context.Context, dir node.Dir, image, page string, progress io.Writer) error {
 	n, err := node.Start(ctx, dir, progress)
 	if err != nil {
 		return err
@@ -126,10 +145,13 @@ func walk(ctx context.Context, dir node.Dir, image, page string, progress io.Wri
 			continue
 		}
 		printed, err := typed(ctx, n, folder, s.command)
+		if err != nil && s.missable {
+			return errMissed
+		}
 		if err != nil {
 			return err
 		}
-		if s.quiet {
+		if s.quiet || s.missable {
 			continue
 		}
 		if !shown {
