@@ -19,16 +19,21 @@ build: ## build both programs into out/
 	@mkdir -p $(OUT)
 	$(GOBUILD) -o $(OUT)/ ./cmd/chandler ./cmd/chandlerctl
 
-# The bundle's own files carry a fixed time, so a stamp says when it was made.
-$(OUT)/bundle.stamp: upstream/pins.yaml $(wildcard upstream/plugins/*) $(wildcard internal/bundle/*.go internal/source/*.go)
+# The bundles' own files carry a fixed time, so a stamp says when they were made.
+$(OUT)/%.stamp: upstream/pins.yaml $(wildcard upstream/plugins/*) $(wildcard internal/bundle/*.go internal/source/*.go)
 	@$(MAKE) --no-print-directory build
-	rm -rf $(OUT)/bundle
-	$(OUT)/chandlerctl bundle build --out $(OUT)/bundle
+	rm -rf $(OUT)/$*
+	$(OUT)/chandlerctl bundle build --form $(if $(findstring separate,$*),separate,multicall) --out $(OUT)/$*
 	@touch $@
+
+# A stamp without its bundle says nothing.
+$(foreach b,bundle bundle-separate,$(if $(wildcard $(OUT)/$b/bundle.json),,$(shell rm -f $(OUT)/$b.stamp)))
 
 .PHONY: bundle
 bundle: $(OUT)/bundle.stamp ## build the 14 pinned plugins into out/bundle
-	@test -f $(OUT)/bundle/bundle.json || { rm -f $<; $(MAKE) --no-print-directory $<; }
+
+.PHONY: bundle-separate
+bundle-separate: $(OUT)/bundle-separate.stamp # the same, an executable each
 
 .PHONY: run
 run: build bundle ## stage the plugins into out/node and, as root, attach two network namespaces through them
@@ -73,8 +78,8 @@ fuzz: ## run every fuzz target for FUZZTIME (10s)
 	@test/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: build bundle ## run chandler and the loops it replaces in turn, and print the medians
-	@go run ./test/bench -chandler $(OUT)/chandler -bundle $(OUT)/bundle -dir $(OUT)
+bench: build bundle bundle-separate ## run chandler and the loops it replaces in turn, and print the medians
+	@go run ./test/bench -chandler $(OUT)/chandler -separate $(OUT)/bundle-separate -multicall $(OUT)/bundle -dir $(OUT)
 
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck, in every module

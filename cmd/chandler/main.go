@@ -20,6 +20,7 @@ func main() {
 	defer stop()
 	// A reader that has gone away makes a write fail; it does not end the program before its last words.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	syscall.Umask(0o077) // every mode is set, but what is made has to be ours to open until then
 	os.Exit(run(ctx, cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, os.Args[1:]))
 }
 

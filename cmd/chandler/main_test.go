@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -242,23 +243,40 @@ func cmdSame(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// waitfor FILE waits until it is there and not empty, or there if it is to be empty.
+// waitfor FILE waits until it is there.
 func cmdWaitFor(ts *testscript.TestScript, neg bool, args []string) {
 	want(ts, "waitfor FILE", !neg && len(args) == 1)
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if _, err := os.Lstat(ts.MkAbs(args[0])); err == nil {
-			return
-		}
-	}
-	ts.Fatalf("%s never came", args[0])
+	until(ts, args[0], func() bool {
+		_, err := os.Lstat(ts.MkAbs(args[0]))
+		return err == nil
+	})
 }
 
-// signal NAME sends a signal to the program that was started last in the background.
+// signal NAME [PATH] sends a signal to the program that was started last in the background, once it has PATH open.
 func cmdSignal(ts *testscript.TestScript, neg bool, args []string) {
 	signals := map[string]os.Signal{"TERM": syscall.SIGTERM, "INT": syscall.SIGINT}
 	cmds := ts.BackgroundCmds()
-	want(ts, "signal TERM|INT", !neg && len(args) == 1 && signals[args[0]] != nil && len(cmds) > 0)
-	ts.Check(cmds[len(cmds)-1].Process.Signal(signals[args[0]]))
+	want(ts, "signal TERM|INT [PATH]", !neg && len(args) > 0 && len(args) < 3 && signals[args[0]] != nil && len(cmds) > 0)
+	process := cmds[len(cmds)-1].Process
+	if len(args) == 2 {
+		until(ts, "open "+args[1], func() bool {
+			fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", process.Pid))
+			return slices.ContainsFunc(fds, func(fd string) bool {
+				target, err := os.Readlink(fd)
+				return err == nil && target == ts.MkAbs(args[1])
+			})
+		})
+	}
+	ts.Check(process.Signal(signals[args[0]]))
+}
+
+func until(ts *testscript.TestScript, what string, ok func() bool) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	ts.Fatalf("never: %s", what)
 }
 
 // lastline FILE OTHER holds that both end with the same line.

@@ -49,6 +49,6 @@ func newRoot(streams cli.Streams) *cobra.Command {
 	}
 	cli.Group(root)
 	cli.Prepare(root, streams)
-	root.AddCommand(newBundle(streams), newChart(streams), newImage(streams), newPins(streams))
+	root.AddCommand(newBundle(streams), newChart(streams), newImage(streams), newPins(streams), newRefs(streams))
 	return root
 }

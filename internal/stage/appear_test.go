@@ -189,9 +189,10 @@ func TestCannotBePutBack(t *testing.T) {
 				}
 			})
 			inPlace(t, bin, ref("bridge", "v1"))
-			stage(t, b, Options{BinDir: bin})
-			if got := ident(t, newest(t, bin, "bridge")); got != was {
-				t.Errorf("kept %s, was %s", got, was)
+			// The next run gives it back to its name, and leaves it there.
+			want(t, stage(t, b, Options{BinDir: bin}), "bridge:failed")
+			if got := ident(t, path); got != was {
+				t.Errorf("%s stands there, was %s", got, was)
 			}
 		})
 	}

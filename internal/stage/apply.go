@@ -21,12 +21,13 @@ import (
 
 // Tests make these calls fail, or come in between of two of them. Nothing else sets them.
 var (
-	chmodFile = (*os.File).Chmod
-	syncFile  = (*os.File).Sync
-	closeFile = (*os.File).Close
-	syncDir   = (*hostdir.Dir).Sync
-	publish   = (*hostdir.Dir).Publish
-	exchange  = (*hostdir.Dir).Exchange
+	writeBytes = (*os.File).Write
+	chmodFile  = (*os.File).Chmod
+	syncFile   = (*os.File).Sync
+	closeFile  = (*os.File).Close
+	syncDir    = (*hostdir.Dir).Sync
+	publish    = (*hostdir.Dir).Publish
+	exchange   = (*hostdir.Dir).Exchange
 )
 
 // apply carries out the plan. An error is the bundle's or the context's, and means that nothing was published.
@@ -209,7 +210,7 @@ func writeFile(ctx context.Context, dir *hostdir.Dir, p bundle.Plugin, src *os.F
 		if err != nil {
 			return err
 		}
-	} else if err := copyHashed(ctx, dst, src, p); err != nil {
+	} else if err := copyHashed(ctx, output{dst}, src, p); err != nil {
 		return err
 	}
 	if err := chmodFile(dst, pluginPerm); err != nil {
@@ -217,6 +218,11 @@ func writeFile(ctx context.Context, dir *hostdir.Dir, p bundle.Plugin, src *os.F
 	}
 	return syncFile(dst)
 }
+
+// output is the file that is written.
+type output struct{ f *os.File }
+
+func (o output) Write(p []byte) (int, error) { return writeBytes(o.f, p) }
 
 func copyHashed(ctx context.Context, dst io.Writer, src io.Reader, p bundle.Plugin) error {
 	buf := copyBuffers.Get().(*[copySize]byte)
@@ -452,7 +458,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 		}
 		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
 			// Marked first: once the file is in place, nothing may fail any more.
-			if _, err := r.store.mark(mark(name, absentMark)); err != nil {
+			if _, err := r.store.mark(mark(name, p.Plugin.SHA256), mark(name, absentMark)); err != nil {
 				return err
 			}
 			err = publish(r.dir, slot, swap, name)
@@ -485,10 +491,9 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 		if err != nil {
 			return err
 		}
-		if back.Same(ours) {
-			return &LeftError{theirs.Kind}
+		if !back.Same(ours) {
+			r.file(p, slot, swap, true)
 		}
-		r.file(p, slot, swap, true)
 		return &LeftError{theirs.Kind}
 	}
 	return errContended

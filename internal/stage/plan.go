@@ -64,7 +64,8 @@ type LeftError struct{ Kind hostdir.Kind }
 
 func (e *LeftError) Error() string { return fmt.Sprintf("is a %s, left as it is", e.Kind) }
 
-// plan compares the bundle with the bin dir and decides for each plugin. It changes nothing. An error is the bundle's.
+// plan compares the bundle with the bin dir and decides for each plugin. It changes nothing. An error is the bundle's or the
+// context's.
 func plan(ctx context.Context, b *bundle.Bundle, dir *hostdir.Dir, layout Layout) ([]Item, error) {
 	items := make([]Item, len(b.Manifest.Plugins))
 	errs := make([]error, len(items))

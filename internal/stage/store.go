@@ -25,12 +25,12 @@ import (
 
 // The bin dir's own folder:
 //
-//	.chandler/tmp/<run>/<name>                 files being written; a run's folder is locked while the run lives
-//	.chandler/originals/<name>/<n>-<digest>    what staging replaced, moved there, the newest with the highest n
-//	.chandler/originals/<name>/swap-<digest>   a name's exchange under way: our new file before it, what was there after
-//	.chandler/staged/<name>@<digest>           an empty file: staging has published this digest under this name
-//	.chandler/staged/<name>@absent             an empty file: nothing stood there when staging first came
-//	.chandler/ledger.json                      the record for people and for chandler's own reports
+//	.chandler/tmp/<run>/<name>                      files being written; a run's folder is locked while the run lives
+//	.chandler/originals/<name>/<n>-<digest>         what staging replaced, moved there, the newest with the highest n
+//	.chandler/originals/<name>/swap-<digest>-<run>  a name's exchange under way: our new file before it, what was there after
+//	.chandler/staged/<name>@<digest>                an empty file: staging has published this digest under this name
+//	.chandler/staged/<name>@absent                  an empty file: nothing stood there when staging put a file there
+//	.chandler/ledger.json                           the record for people and for chandler's own reports
 //
 // Whatever can be lost by clearing lies in tmp. What is needed to tell ours from theirs is in the names of staged, written
 // before the file they speak of is published, so that neither a crash nor a lost ledger can turn one of our own files into
@@ -169,12 +169,24 @@ func (s *store) ensure(parent *hostdir.Dir, name string) (dir *hostdir.Dir, crea
 	return dir, err == nil, err
 }
 
-// open opens or makes one of the store's own folders.
+// open opens or makes one of the store's own directories.
 func (s *store) open(at **hostdir.Dir, name string) (*hostdir.Dir, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.openLocked(at, name)
+}
+
+func (s *store) openLocked(at **hostdir.Dir, name string) (*hostdir.Dir, error) {
+	if *at != nil && gone(*at) {
+		(*at).Close()
+		*at = nil
+	}
 	if *at != nil {
 		return *at, nil
+	}
+	if s.dir != nil && gone(s.dir) {
+		s.dir.Close()
+		s.dir = nil
 	}
 	if s.dir == nil {
 		dir, created, err := s.ensure(s.bin, storeName)
@@ -194,38 +206,56 @@ func (s *store) open(at **hostdir.Dir, name string) (*hostdir.Dir, error) {
 	return dir, nil
 }
 
+// gone says whether a directory has been removed: a run that came to nothing takes away what it made, and one beside it may
+// have that open.
+func gone(d *hostdir.Dir) bool {
+	e, err := d.Self()
+	return err == nil && e.Nlink == 0
+}
+
 // runDir is this run's own folder for files being written. Its lock tells other runs that it is in use.
 func (s *store) runDir() (*hostdir.Dir, error) {
-	tmp, err := s.open(&s.tmp, tmpName)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var err error
+	for range attempts {
+		if s.run != nil {
+			return s.run, nil
+		}
+		// Until it is locked, another run may take it for a leftover.
+		var dir *hostdir.Dir
+		name := rand.Text()
+		if dir, err = s.makeRunDir(name); err == nil {
+			s.run, s.runName = dir, name
+		} else if !errors.Is(err, hostdir.ErrLocked) && !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	if s.run != nil {
+		return s.run, nil
+	}
+	return nil, err
+}
+
+// makeRunDir makes and locks a run's folder. If another run is clearing it, or has, the error is ErrLocked or ErrNotExist.
+func (s *store) makeRunDir(name string) (*hostdir.Dir, error) {
+	tmp, err := s.openLocked(&s.tmp, tmpName)
 	if err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for s.run == nil {
-		name := rand.Text()
-		dir, err := tmp.Make(name, storePerm)
-		if err != nil {
-			return nil, err
-		}
-		// Before it was locked, another run may have taken it for a leftover.
-		lockErr := dir.TryLock()
-		e, err := dir.Self()
-		if err != nil {
-			dir.Close()
-			return nil, err
-		}
-		if errors.Is(lockErr, hostdir.ErrLocked) || e.Nlink == 0 {
-			dir.Close()
-			continue
-		}
-		if lockErr != nil {
-			dir.Close()
-			return nil, lockErr
-		}
-		s.run, s.runName = dir, name
+	dir, err := tmp.Make(name, storePerm)
+	if err != nil {
+		return nil, err
 	}
-	return s.run, nil
+	err = dir.TryLock()
+	if err == nil && gone(dir) {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
 }
 
 // slot is the folder of one name's originals.
@@ -304,6 +334,9 @@ func (s *store) clearLeftovers() error {
 	}
 	defer tmp.Close()
 	names, err := tmp.Names()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // taken away by the run that made it
+	}
 	errs := []error{err}
 	for _, name := range names {
 		errs = append(errs, clearLeftover(tmp, name))
@@ -385,6 +418,9 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 	if err != nil {
 		return "", err
 	}
+	if !takes(e.Kind) {
+		return "", s.giveBack(ctx, slot, name, swap)
+	}
 	digest, err := digestOf(ctx, slot, swap, e)
 	if err != nil {
 		return "", err
@@ -417,6 +453,36 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 		}
 		return file, nil
 	}
+}
+
+// giveBack puts what staging never takes, and has in its hands since it was killed or a name changed at the wrong moment,
+// back to its name: if nothing stands there, or our file. Whoever else stands there stays, and it lies where it is.
+func (s *store) giveBack(ctx context.Context, slot *hostdir.Dir, name, swap string) error {
+	stuck := func(err error) error { return &stuckError{name, swap, err} }
+	there, err := s.bin.Stat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := publish(s.bin, slot, swap, name); err != nil {
+			return stuck(err)
+		}
+		return nil
+	}
+	if err != nil {
+		return stuck(err)
+	}
+	digest, err := digestOf(ctx, s.bin, name, there)
+	if err != nil {
+		return stuck(err)
+	}
+	if !(exact(there) && digest == swapDigest(swap)) && !s.ours(name, digest, there) {
+		return stuck(errContended)
+	}
+	if err := exchange(s.bin, slot, swap, name); err != nil {
+		return stuck(err)
+	}
+	if back, err := slot.Stat(swap); err != nil || !back.Same(there) {
+		return stuck(errContended)
+	}
+	return slot.Remove(swap)
 }
 
 // swapName is the name of an exchange under way: <prefix><digest of our file>-<run>.

@@ -1,15 +1,17 @@
 // Command bench runs chandler and the loops that other installers use in turn, in one run, over the same bytes on the same
 // file system, and prints the medians, their ratio and what was written. Usage:
 //
-//	go run ./test/bench -chandler out/chandler -bundle out/bundle [-dir DIR] [-rounds N]
+//	go run ./test/bench -chandler out/chandler -separate out/bundle-separate -multicall out/bundle [-dir DIR] [-rounds N]
 package main
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,10 +45,25 @@ done`
 
 type contest struct {
 	name   string
-	fresh  bool // begins with an empty directory; else with one that is right already
+	form   string // of the bundle that chandler stages; the loops copy the separate files
+	fresh  bool   // begins with an empty directory; else with one that is right already
 	theirs string
 	ours   []string
 	target float64 // the ratio that is asked for, at most
+}
+
+const (
+	separate  = "separate"
+	multicall = "multicall"
+)
+
+var contests = []contest{
+	{"unchanged, against the loop", separate, false, plainLoop, nil, 0.5},
+	{"fresh, checked, probed, against the careful loop", separate, true, carefulLoop, nil, 0.6},
+	{"fresh, checked, not probed, against the loop", separate, true, plainLoop, []string{"--no-probe"}, 2.2},
+	{"fresh, checked, probed, against the careful loop", multicall, true, carefulLoop, nil, 0.5},
+	{"the same, linked layout, against the loop", multicall, true, plainLoop, []string{"--layout=linked"}, 0.55},
+	{"unchanged, against the loop", multicall, false, plainLoop, nil, 0.5},
 }
 
 func main() {
@@ -58,49 +75,54 @@ func main() {
 
 func run() error {
 	chandler := flag.String("chandler", "out/chandler", "the program")
-	dir := flag.String("bundle", "out/bundle", "the bundle to stage")
+	forms := map[string]*string{
+		separate:  flag.String(separate, "out/bundle-separate", "the bundle with an executable each"),
+		multicall: flag.String(multicall, "out/bundle", "the bundle with one for all"),
+	}
 	where := flag.String("dir", "out", "where to make the bin dirs: the file system that is measured")
 	rounds := flag.Int("rounds", 15, "how often each is run")
 	flag.Parse()
 
-	b, err := bundle.Open(*dir)
-	if err != nil {
-		return err
-	}
-	defer b.Close()
 	tmp, err := os.MkdirTemp(*where, "bench-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	e := env{tmp: tmp, bundle: *dir, chandler: *chandler}
-	for _, p := range []*string{&e.tmp, &e.bundle, &e.chandler} {
+	e := env{tmp: tmp, chandler: *chandler, bundles: make(map[string]string)}
+	for _, p := range []*string{&e.tmp, &e.chandler, forms[separate], forms[multicall]} {
 		if *p, err = filepath.Abs(*p); err != nil {
 			return err
 		}
 	}
-	if err := errors.Join(e.writeSums(b), e.installBusybox()); err != nil {
+	e.bundles[separate], e.bundles[multicall] = *forms[separate], *forms[multicall]
+	b, err := bundle.Open(e.bundles[separate])
+	if err != nil {
 		return err
 	}
-	contests := []contest{
-		{"unchanged, against the loop", false, plainLoop, nil, 0.5},
-		{"fresh, durable, checked, probed, against the careful loop", true, carefulLoop, nil, 0.6},
-		{"fresh, durable, checked, not probed, against the loop", true, plainLoop, []string{"--no-probe"}, 2.2},
+	defer b.Close()
+	if err := errors.Join(e.writeSums(b), e.installBusybox()); err != nil {
+		return err
 	}
 	var bytes int64
 	for _, p := range b.Manifest.Plugins {
 		bytes += p.Size
 	}
-	fmt.Printf("%s, %d CPUs, %s; %d plugins, %.1f MB; %d rounds of each in turn\n\n",
+	fmt.Printf("%s, %d CPUs, %s; %d plugins, %.1f MB as separate files; %d rounds of each in turn\n\n",
 		cpuModel(), runtime.NumCPU(), kernel(), len(b.Manifest.Plugins), float64(bytes)/1e6, *rounds)
 	tw := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "case\tchandler\tspread\tthe other\tspread\tratio\tasked\twritten")
+	fmt.Fprintln(tw, "bundle\tcase\tchandler\tspread\tthe other\tspread\tratio\tasked\twritten")
 	for _, c := range contests {
 		if err := e.hold(tw, c, *rounds); err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
 	}
 	if err := tw.Flush(); err != nil {
+		return err
+	}
+	if err := e.startUp(*rounds * 5); err != nil {
+		return err
+	}
+	if err := e.space(); err != nil {
 		return err
 	}
 	limit, err := e.diskLimit(bytes, *rounds)
@@ -121,7 +143,10 @@ func run() error {
 	return nil
 }
 
-type env struct{ tmp, bundle, chandler, sums, applets string }
+type env struct {
+	tmp, chandler, sums, applets string
+	bundles                      map[string]string // by form
+}
 
 // installBusybox makes the loops' commands busybox's own, as they are in the images that run such loops.
 func (e *env) installBusybox() error {
@@ -147,39 +172,37 @@ func (e *env) writeSums(b *bundle.Bundle) error {
 func (e *env) hold(w io.Writer, c contest, rounds int) error {
 	dst := filepath.Join(e.tmp, "bin")
 	var ours, theirs []time.Duration
-	var written int64
+	var written []int64
 	for i := range rounds + 1 {
-		if err := e.prepare(dst, c.fresh); err != nil {
+		if err := e.prepare(dst, c); err != nil {
 			return err
 		}
-		before := written
-		our, wrote, err := timed(e.stage(dst, c.ours...))
+		our, wrote, err := timed(e.stage(c.form, dst, c.ours...))
 		if err != nil {
 			return err
 		}
-		written = max(before, wrote)
-		if err := e.prepare(dst, c.fresh); err != nil {
+		if err := e.prepare(dst, c); err != nil {
 			return err
 		}
 		loop := exec.Command("busybox", "sh", "-c", c.theirs)
-		loop.Env = append(os.Environ(), "PATH="+e.applets, "SRC="+filepath.Join(e.bundle, "bin"), "DST="+dst, "SUMS="+e.sums)
+		loop.Env = append(os.Environ(), "PATH="+e.applets, "SRC="+filepath.Join(e.bundles[separate], "bin"), "DST="+dst, "SUMS="+e.sums)
 		their, _, err := timed(loop)
 		if err != nil {
 			return err
 		}
 		if i > 0 { // the first warms the cache
-			ours, theirs = append(ours, our), append(theirs, their)
+			ours, theirs, written = append(ours, our), append(theirs, their), append(written, wrote)
 		}
 	}
 	o, t := median(ours), median(theirs)
-	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.2f\t%.2f\t%.1f MB\n", c.name, ms(o), spread(ours), ms(t), spread(theirs),
-		float64(o)/float64(t), c.target, float64(written)/1e6)
+	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%.2f\t%.2f\t%.1f MB\n", c.form, c.name, ms(o), spread(ours), ms(t), spread(theirs),
+		float64(o)/float64(t), c.target, float64(median(written))/1e6)
 	return nil
 }
 
 // prepare makes the bin dir empty, or right, and lets the disk come to rest, so that neither pays for the other's writes.
-func (e *env) prepare(dst string, fresh bool) error {
-	if fresh {
+func (e *env) prepare(dst string, c contest) error {
+	if c.fresh {
 		if err := os.RemoveAll(dst); err != nil {
 			return err
 		}
@@ -187,8 +210,8 @@ func (e *env) prepare(dst string, fresh bool) error {
 	if err := os.MkdirAll(dst, 0o755); err != nil {
 		return err
 	}
-	if !fresh {
-		if out, err := e.stage(dst).CombinedOutput(); err != nil {
+	if !c.fresh {
+		if out, err := e.stage(c.form, dst).CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 	}
@@ -196,8 +219,8 @@ func (e *env) prepare(dst string, fresh bool) error {
 	return nil
 }
 
-func (e *env) stage(dst string, args ...string) *exec.Cmd {
-	return exec.Command(e.chandler, append([]string{"stage", "--strict", "--termination-log=", "--bundle", e.bundle, "--bin-dir", dst}, args...)...)
+func (e *env) stage(form, dst string, args ...string) *exec.Cmd {
+	return exec.Command(e.chandler, append([]string{"stage", "--strict", "--termination-log=", "--bundle", e.bundles[form], "--bin-dir", dst}, args...)...)
 }
 
 // timed runs a command and returns how long it took and how many bytes it caused to be written (the kernel's count).
@@ -211,6 +234,62 @@ func timed(cmd *exec.Cmd) (time.Duration, int64, error) {
 	took := time.Since(start)
 	usage := cmd.ProcessState.SysUsage().(*syscall.Rusage)
 	return took, usage.Oublock * 512, nil
+}
+
+// startUp compares how long a plugin of the two forms takes to answer VERSION, one after the other in turn.
+func (e *env) startUp(rounds int) error {
+	took := make(map[string][]time.Duration)
+	for range rounds {
+		for form, dir := range e.bundles {
+			cmd := exec.Command(filepath.Join(dir, "bin", "bridge"))
+			cmd.Env = []string{"CNI_COMMAND=VERSION"}
+			d, _, err := timed(cmd)
+			if err != nil {
+				return err
+			}
+			took[form] = append(took[form], d)
+		}
+	}
+	m, s := median(took[multicall]), median(took[separate])
+	fmt.Printf("\nstart-up of bridge (VERSION): multicall %.2f ms, separate %.2f ms, ratio %.2f (asked 1.10)\n",
+		float64(m)/1e6, float64(s)/1e6, float64(m)/float64(s))
+	return nil
+}
+
+// space says what each form and layout takes on the node, after staging and at the worst moment of an update, when every new
+// file lies beside the old one.
+func (e *env) space() error {
+	for _, c := range []struct{ form, layout string }{{separate, "separate"}, {multicall, "separate"}, {multicall, "linked"}} {
+		dst := filepath.Join(e.tmp, "space")
+		if err := os.Mkdir(dst, 0o755); err != nil {
+			return err
+		}
+		if out, err := e.stage(c.form, dst, "--layout="+c.layout).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		seen := make(map[uint64]bool)
+		var size int64
+		err := filepath.WalkDir(dst, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			if st := info.Sys().(*syscall.Stat_t); !seen[st.Ino] {
+				seen[st.Ino] = true
+				size += st.Blocks * 512
+			}
+			return nil
+		})
+		if err := errors.Join(err, os.RemoveAll(dst)); err != nil {
+			return err
+		}
+		fmt.Printf("on the node, %s bundle, %s layout: %.1f MB, %.1f MB at the worst moment of an update\n",
+			c.form, c.layout, float64(size)/1e6, float64(2*size)/1e6)
+	}
+	return nil
 }
 
 // diskLimit is what the same bytes take when nothing is done but writing them.
@@ -240,14 +319,14 @@ func (e *env) peak() (int64, error) {
 		return 0, err
 	}
 	// The usage of a process that was waited for includes its children's; without the probe it has none.
-	cmd := e.stage(dst, "--no-probe")
+	cmd := e.stage(separate, dst, "--no-probe")
 	if err := cmd.Run(); err != nil {
 		return 0, err
 	}
 	return cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10, nil
 }
 
-func median(d []time.Duration) time.Duration {
+func median[T cmp.Ordered](d []T) T {
 	s := slices.Sorted(slices.Values(d))
 	return s[len(s)/2]
 }

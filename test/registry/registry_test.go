@@ -298,7 +298,7 @@ func TestPulledImageRuns(t *testing.T) {
 		if code != 0 || !strings.Contains(out, "staged 14 plugins") {
 			t.Fatalf("exit %d, %s", code, out)
 		}
-		plugins, err := filepath.Glob(filepath.Join(dir, "*"))
+		plugins, err := filepath.Glob(filepath.Join(dir, "[^.]*")) // chandler's own folder is hidden
 		if err != nil || len(plugins) != 14 {
 			t.Errorf("staged %v, %v", plugins, err)
 		}
@@ -461,6 +461,49 @@ func TestSkopeoTakesTheLayout(t *testing.T) {
 		"docker://"+strings.TrimSuffix(target, ":v1")+"@"+shared.result.Digest).Output()
 	if err != nil || !bytes.Contains(out, []byte("application/vnd.oci.image.index.v1+json")) {
 		t.Errorf("%s, %v", out, err)
+	}
+}
+
+// The way into one node: containerd imports the layout's archive for its own machine, under its name, and unpacks it.
+func TestContainerdTakesTheArchive(t *testing.T) {
+	dir := t.TempDir()
+	archive := filepath.Join(dir, "multus.tar")
+	if out, err := exec.Command("tar", "-C", shared.layout, "-cf", archive, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	socket, log := filepath.Join(dir, "s"), new(bytes.Buffer)
+	config := fmt.Sprintf("version = 2\nroot = %q\nstate = %q\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\naddress = %q\n",
+		filepath.Join(dir, "root"), filepath.Join(dir, "state"), socket)
+	if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	containerd := exec.Command("containerd", "-c", filepath.Join(dir, "config.toml"))
+	containerd.Stdout, containerd.Stderr = log, log
+	if err := containerd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		containerd.Process.Signal(os.Interrupt)
+		containerd.Wait()
+	}()
+	ctr := func(args ...string) (string, error) {
+		out, err := exec.Command("ctr", append([]string{"--address", socket, "--namespace", "k8s.io"}, args...)...).CombinedOutput()
+		return string(out), err
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		if _, err := ctr("version"); err == nil {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("containerd does not answer: %v", err)
+		}
+	}
+	if out, err := ctr("images", "import", archive); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	out, err := ctr("images", "check")
+	if err != nil || !strings.Contains(out, shared.result.Name) || !strings.Contains(out, shared.result.Digest) || !strings.Contains(out, "complete") ||
+		!strings.Contains(out, "true") {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 

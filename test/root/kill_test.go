@@ -3,6 +3,7 @@
 package root
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -17,16 +18,17 @@ import (
 // look it up and execute it never see anything else. The next plain run heals, nothing is left behind, and what stood there
 // before anybody staged is kept as it was.
 func TestKilledAtAnyInstant(t *testing.T) {
-	const rounds = 10 // of each case
 	cases := []struct {
 		name   string
 		first  string // placed there by somebody else
 		second string // then staged
 		killed string
+		rounds int
 	}{
-		{name: "fresh", killed: ring.bundle},
-		{name: "update", first: ring.older, killed: ring.bundle},
-		{name: "back", first: ring.older, second: ring.bundle, killed: ring.older},
+		{name: "fresh", killed: ring.bundle, rounds: 8},
+		{name: "update", first: ring.older, killed: ring.bundle, rounds: 8},
+		{name: "back", first: ring.older, second: ring.bundle, killed: ring.older, rounds: 6},
+		{name: "one file under all names", first: ring.older, killed: ring.shared, rounds: 6},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -45,7 +47,7 @@ func TestKilledAtAnyInstant(t *testing.T) {
 				}
 				return dir, before
 			}
-			w := startWatchers(t, 3, ring.bundle, ring.older)
+			w := startWatchers(t, 3, ring.bundle, ring.older, ring.shared)
 			took := time.Hour
 			for range 2 {
 				dir, _ := prepare()
@@ -59,11 +61,11 @@ func TestKilledAtAnyInstant(t *testing.T) {
 				}
 			}
 			late := 0
-			for i := range rounds {
+			for i := range c.rounds {
 				dir, before := prepare()
 				w.over(dir, c.first != "")
 				// Every second instant is derived from the run's length, the others are random.
-				at := took * time.Duration(i+1) / (rounds + 1)
+				at := took * time.Duration(i+1) / time.Duration(c.rounds+1)
 				if i%2 == 1 {
 					at = rand.N(took)
 				}
@@ -72,12 +74,12 @@ func TestKilledAtAnyInstant(t *testing.T) {
 				if p.kill().signal != syscall.SIGKILL {
 					late++
 				}
-				whole(t, dir, c.first == "", ring.bundle, ring.older)
+				whole(t, dir, c.first == "", c.killed, cmp.Or(c.second, c.first, c.killed))
 				if i%3 == 2 { // killed again on what the first has left
 					p := call{bundle: c.killed, dir: dir}.start(t)
 					time.Sleep(rand.N(took))
 					p.kill()
-					whole(t, dir, c.first == "", ring.bundle, ring.older)
+					whole(t, dir, c.first == "", c.killed, cmp.Or(c.second, c.first, c.killed))
 				}
 				o := stage(t, c.killed, dir)
 				w.check()
@@ -97,9 +99,9 @@ func TestKilledAtAnyInstant(t *testing.T) {
 				os.RemoveAll(filepath.Dir(dir))
 			}
 			w.end()
-			t.Logf("a run takes %s; %d of %d kills came too late", took.Round(time.Millisecond), late, rounds)
-			if late > rounds/2 {
-				t.Fatalf("%d of %d kills came after the run's end", late, rounds)
+			t.Logf("a run takes %s; %d of %d kills came too late", took.Round(time.Millisecond), late, c.rounds)
+			if late > c.rounds/2 {
+				t.Fatalf("%d of %d kills came after the run's end", late, c.rounds)
 			}
 		})
 	}
@@ -284,9 +286,15 @@ func TestTerminatedInTheMiddle(t *testing.T) {
 		})
 		t.Run(fmt.Sprintf("while it publishes, strict %v", strict), func(t *testing.T) {
 			dir := t.TempDir()
+			// strace makes each rename take its time, and is no part of what is signalled.
 			p := call{bundle: ring.bundle, dir: dir, args: args,
-				wrap: []string{"strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat2", "-e", "inject=renameat2:signal=TERM:when=3"}}
-			o := p.run(t)
+				wrap: []string{"strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat2", "-e", "inject=renameat2:delay_exit=30ms"}}.start(t)
+			eventually(t, "three are in place", func() bool {
+				names, _ := os.ReadDir(dir)
+				return len(names) >= 4 // with the folder
+			})
+			syscall.Kill(childOf(t, p.cmd.Process.Pid), syscall.SIGTERM)
+			o := p.wait()
 			tell(t, dir, o, code, -1)
 			if n := len(o.failed()); n == 0 || n == 14 {
 				t.Fatalf("%d of 14 were interrupted; the signal did not come in the middle", n)
@@ -300,7 +308,8 @@ func TestTerminatedInTheMiddle(t *testing.T) {
 		first := call{bundle: g.bundle, dir: dir}.start(t)
 		g.reached(t)
 		second := call{bundle: ring.bundle, dir: dir}.start(t)
-		time.Sleep(200 * time.Millisecond)
+		eventually(t, "it has begun", func() bool { return began(second, dir) })
+		time.Sleep(100 * time.Millisecond)
 		second.cmd.Process.Signal(syscall.SIGTERM)
 		o := second.wait()
 		if o.code != 0 || o.log != "interrupted; nothing was staged\n" {
@@ -313,11 +322,11 @@ func TestTerminatedInTheMiddle(t *testing.T) {
 		start := time.Now()
 		stage(t, ring.bundle, t.TempDir()).counts(t, 14, 0, 0, 0)
 		took := time.Since(start)
-		for range 12 {
+		for range 8 {
 			dir := t.TempDir()
 			p := call{bundle: ring.bundle, dir: dir}.start(t)
 			// Before the program has its handlers, the signal ends it like any other.
-			eventually(t, "the program handles signals", func() bool { return handlesTerm(p.cmd.Process.Pid) })
+			eventually(t, "it has begun", func() bool { return began(p, dir) })
 			time.Sleep(rand.N(took))
 			p.cmd.Process.Signal(syscall.SIGTERM)
 			o := p.wait()
@@ -334,14 +343,24 @@ func TestTerminatedInTheMiddle(t *testing.T) {
 	})
 }
 
-// handlesTerm says whether a process catches SIGTERM, or has ended already.
-func handlesTerm(pid int) bool {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return true
+// began says whether a run has the directory open, or has ended already.
+func began(p *process, dir string) bool {
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
+	for _, fd := range fds {
+		if target, _ := os.Readlink(fd); target == dir {
+			return true
+		}
 	}
-	_, rest, ok := strings.Cut(string(status), "SigCgt:")
-	var caught uint64
-	fmt.Sscanf(rest, "%x", &caught)
-	return !ok || caught>>(syscall.SIGTERM-1)&1 == 1
+	return len(fds) == 0 && exists(filepath.Join(dir, reference[0]))
+}
+
+// childOf returns the process that strace runs.
+func childOf(t testing.TB, pid int) int {
+	t.Helper()
+	text := read(t, fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	var child int
+	if _, err := fmt.Sscan(text, &child); err != nil {
+		t.Fatalf("children of %d: %q: %v", pid, text, err)
+	}
+	return child
 }

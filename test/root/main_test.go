@@ -37,9 +37,11 @@ var ring struct {
 	id       string
 	dir      string // a tmpfs that only the ring sees
 	chandler string
-	bundle   string // the fourteen
+	given    string // the fourteen, as BUNDLE has them
+	bundle   string // the fourteen, each a file of its own
+	shared   string // the fourteen names of one file
 	older    string // the fourteen with other bytes, which run all the same
-	few      string // four small ones of the fourteen
+	few      string // four of the fourteen
 	fewOlder string
 }
 
@@ -248,11 +250,27 @@ func setUp() error {
 	if err := os.Setenv("TMPDIR", work); err != nil {
 		return err
 	}
-	ring.chandler, ring.bundle = os.Getenv("CHANDLER"), os.Getenv("BUNDLE")
-	ring.older, ring.few, ring.fewOlder = filepath.Join(ring.dir, "older"), filepath.Join(ring.dir, "few"), filepath.Join(ring.dir, "few-older")
-	return errors.Join(
+	ring.chandler, ring.given = os.Getenv("CHANDLER"), os.Getenv("BUNDLE")
+	ring.bundle, ring.shared = ring.given, ring.given
+	for name, at := range map[string]*string{"older": &ring.older, "few": &ring.few, "few-older": &ring.fewOlder} {
+		*at = filepath.Join(ring.dir, name)
+	}
+	b, err := bundle.Open(ring.given)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	// Of the two forms of a bundle, the one that was not given is made from it.
+	if b.Manifest.Plugins[0].SHA256 == b.Manifest.Plugins[1].SHA256 {
+		ring.bundle = filepath.Join(ring.dir, "separate")
+		err = deriveBundle(ring.bundle, b.Manifest.Version, reference, "")
+	} else {
+		ring.shared = filepath.Join(ring.dir, "shared")
+		err = shareBundle(ring.shared, b)
+	}
+	return errors.Join(err,
 		deriveBundle(ring.older, "v1.8.0", reference, "an older build"),
-		deriveBundle(ring.few, "v1.9.1", fewNames, ""),
+		deriveBundle(ring.few, b.Manifest.Version, fewNames, ""),
 		deriveBundle(ring.fewOlder, "v1.8.0", fewNames, "an older build"),
 	)
 }

@@ -246,7 +246,7 @@ func bridgeGone(t testing.TB, name string) {
 func staged(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	stage(t, ring.bundle, dir).counts(t, 14, 0, 0, 0)
+	stage(t, ring.given, dir).counts(t, 14, 0, 0, 0)
 	return dir
 }
 
@@ -499,7 +499,7 @@ func TestAttachWhileStaging(t *testing.T) {
 		}
 	}()
 	for i := range 10 {
-		stage(t, []string{ring.older, ring.bundle}[i%2], dir).counts(t, 0, 14, 0, 0)
+		stage(t, []string{ring.older, ring.given}[i%2], dir).counts(t, 0, 14, 0, 0)
 	}
 	close(stop)
 	if err := <-ended; err != nil {
@@ -508,8 +508,8 @@ func TestAttachWhileStaging(t *testing.T) {
 	if rounds < 3 || len(n.leased()) > 0 {
 		t.Fatalf("%d rounds, leases %v", rounds, n.leased())
 	}
-	holds(t, ring.bundle, dir)
-	clean(t, ring.bundle, dir)
+	holds(t, ring.given, dir)
+	clean(t, ring.given, dir)
 	t.Logf("attached, checked and taken down %d times during 10 stagings", rounds)
 }
 

@@ -4,11 +4,14 @@ package root
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Guarantees 1, 3 and 5 on a full disk, which is sized so that it is full at each plugin in turn: what does not fit is named
@@ -109,13 +112,21 @@ func TestFullDisk(t *testing.T) {
 
 // The same where directories and empty files need room too.
 func TestFullDiskOfBlocks(t *testing.T) {
-	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
+	for kind, bytes := range map[string]int64{"ext4": 128 << 20, "xfs": 320 << 20, "btrfs": 256 << 20} {
 		t.Run(kind, func(t *testing.T) {
-			at, _ := disk(t, kind, 512<<20)
+			at, _ := disk(t, kind, bytes)
 			dir := mkdir(t, filepath.Join(at, "bin"))
 			place(t, ring.fewOlder, dir)
 			fill := filepath.Join(at, "fill")
-			for _, room := range []int64{0, 1 << 20, 5 << 20, 8 << 20} {
+			var size int64 // of one of the four
+			for _, name := range fewNames {
+				info, err := os.Stat(filepath.Join(dir, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				size = max(size, info.Size())
+			}
+			for _, room := range []int64{0, size / 3, size * 3 / 2, size * 5 / 2} {
 				fillDisk(t, fill, room)
 				o := stage(t, ring.few, dir)
 				if o.code != 0 || len(o.failed()) == 0 {
@@ -155,14 +166,23 @@ func fillDisk(t testing.TB, path string, room int64) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	chunk := make([]byte, 1<<20)
-	for len(chunk) >= 4096 {
-		if _, err := f.Write(chunk); err != nil {
-			chunk = chunk[:len(chunk)/2]
+	// In large steps as long as they fit, and then in ever smaller ones.
+	for step := int64(256 << 20); step >= 64<<10; {
+		end, err := f.Seek(0, io.SeekEnd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if unix.Fallocate(int(f.Fd()), 0, end, step) != nil {
+			step /= 2
+		}
+	}
+	for block := make([]byte, 4096); ; {
+		if _, err := f.Write(block); err != nil {
+			break
 		}
 	}
 	f.Sync()
-	size, err := f.Seek(0, 2)
+	size, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,27 +195,40 @@ func fillDisk(t testing.TB, path string, room int64) {
 // A process that may write only small files, or open only few, reports truly: what it says is staged is, whole, and the rest
 // is as it was.
 func TestResourceLimits(t *testing.T) {
-	small := int64(3_100_000) // some of the few are larger
+	var sizes []int64
+	for _, name := range fewNames {
+		info, err := os.Stat(filepath.Join(ring.few, "bin", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sizes = append(sizes, info.Size())
+	}
+	slices.Sort(sizes)
+	if sizes[1] == sizes[3] {
+		t.Fatal("all of one size")
+	}
 	cases := []struct {
-		name   string
-		limits []string
+		name          string
+		limits        string
+		bundle, older string
 	}{
-		{"file size", []string{fmt.Sprintf("--fsize=%d", small)}},
-		{"no file at all", []string{"--fsize=0"}},
-		{"10 open files", []string{"--nofile=10"}},
-		{"20 open files", []string{"--nofile=20"}},
-		{"24 open files", []string{"--nofile=24"}},
-		{"32 open files", []string{"--nofile=32"}},
+		{"file size", fmt.Sprintf("--fsize=%d", sizes[1]), ring.few, ring.fewOlder}, // some are larger
+		{"no file at all", "--fsize=0", ring.few, ring.fewOlder},
+		{"10 open files", "--nofile=10", ring.few, ring.fewOlder},
+		{"20 open files", "--nofile=20", ring.few, ring.fewOlder},
+		{"24 open files", "--nofile=24", ring.few, ring.fewOlder},
+		{"32 open files for fourteen", "--nofile=32", ring.bundle, ring.older},
 	}
 	for _, c := range cases {
 		for _, update := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, update %v", c.name, update), func(t *testing.T) {
 				dir := t.TempDir()
+				names := namesOf(t, c.bundle)
 				if update {
-					place(t, ring.older, dir)
+					place(t, c.older, dir)
 				}
 				// With a limit of nothing at all, the log cannot be written either: stderr has it.
-				o := call{bundle: ring.bundle, dir: dir, wrap: append([]string{"prlimit"}, c.limits...)}.run(t)
+				o := call{bundle: c.bundle, dir: dir, wrap: []string{"prlimit", c.limits}}.run(t)
 				if o.signal != 0 || o.code != 0 {
 					t.Fatalf("exit %d, signal %v: %s", o.code, o.signal, o.stderr)
 				}
@@ -204,34 +237,34 @@ func TestResourceLimits(t *testing.T) {
 					if !strings.HasSuffix(o.stderr, "; nothing was staged\n") {
 						t.Fatal(o.stderr)
 					}
-					for _, name := range reference {
+					for _, name := range names {
 						failed[name] = o.report.Message
 					}
 				}
-				for _, name := range reference {
+				for _, name := range names {
 					cause, bad := failed[name]
 					switch {
 					case !bad:
-						holds(t, ring.bundle, dir, name)
+						holds(t, c.bundle, dir, name)
 					case !containsAny(cause, "file too large", "too many open files", "bad file descriptor"): // what a child says of the second
 						t.Fatalf("%s: %s", name, cause)
 					case update:
-						holds(t, ring.older, dir, name)
+						holds(t, c.older, dir, name)
 					case exists(filepath.Join(dir, name)):
 						t.Fatalf("%s failed and is there", name)
 					}
 				}
-				if strings.HasPrefix(c.name, "file size") && (len(failed) == 0 || len(failed) == 14) {
+				if strings.HasPrefix(c.name, "file size") && (len(failed) == 0 || len(failed) == len(names)) {
 					t.Fatalf("%d failed", len(failed))
 				}
 				if strings.Contains(o.stderr, "would not have worked on this node") {
 					t.Fatalf("the plugin is blamed for this process's limit:\n%s", o.stderr)
 				}
-				if o = stage(t, ring.bundle, dir); o.code != 0 || len(o.failed()) > 0 {
+				if o = stage(t, c.bundle, dir); o.code != 0 || len(o.failed()) > 0 {
 					t.Fatal(o.stderr)
 				}
-				holds(t, ring.bundle, dir)
-				clean(t, ring.bundle, dir)
+				holds(t, c.bundle, dir)
+				clean(t, c.bundle, dir)
 			})
 		}
 	}

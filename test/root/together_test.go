@@ -423,3 +423,42 @@ func TestAppearsDuringStaging(t *testing.T) {
 		clean(t, ring.few, dir)
 	})
 }
+
+// A bundle in which one file has all fourteen names becomes fourteen files on the node, so that what tears one of them tears
+// no other.
+func TestOneFileUnderAllNames(t *testing.T) {
+	dir := t.TempDir()
+	stage(t, ring.shared, dir).counts(t, 14, 0, 0, 0)
+	holds(t, ring.shared, dir)
+	clean(t, ring.shared, dir)
+	inodes := make(map[uint64]string)
+	for _, name := range reference {
+		id := identify(t, filepath.Join(dir, name))
+		if other, ok := inodes[id.ino]; ok {
+			t.Fatalf("%s and %s are one file", name, other)
+		}
+		inodes[id.ino] = name
+	}
+	if code, out := verify(t, ring.shared, dir); code != 0 {
+		t.Fatalf("verify: exit %d\n%s", code, out)
+	}
+	stage(t, ring.shared, dir).counts(t, 0, 0, 14, 0)
+	torn := filepath.Join(t.TempDir(), "portmap")
+	write(t, torn, "torn", 0o755)
+	sh(t, "cp", "-f", torn, filepath.Join(dir, "portmap"))
+	if code, out := verify(t, ring.shared, dir); code != 1 || !strings.Contains(out, "13 ok, 1 wrong") {
+		t.Fatalf("verify: exit %d\n%s", code, out)
+	}
+	stage(t, ring.shared, dir).counts(t, 0, 1, 13, 0)
+	holds(t, ring.shared, dir)
+	// There and back: what staging itself put there is nobody's original.
+	stage(t, ring.older, dir).counts(t, 0, 14, 0, 0)
+	stage(t, ring.shared, dir).counts(t, 0, 14, 0, 0)
+	holds(t, ring.shared, dir)
+	clean(t, ring.shared, dir)
+	for _, name := range reference {
+		if kept := originals(t, dir, name); len(kept) != map[bool]int{true: 1}[name == "portmap"] {
+			t.Fatalf("%s: kept %v", name, kept)
+		}
+	}
+}

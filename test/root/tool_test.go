@@ -274,6 +274,7 @@ func verify(t testing.TB, bundle, dir string) (int, string) {
 // Bundles
 
 // deriveBundle makes a bundle of plugins of the ring's with tail behind the bytes of each, which the kernel does not look at.
+// Each is a file of its own, also where in the given bundle one file has all names.
 func deriveBundle(out, version string, names []string, tail string) error {
 	from, err := bundle.Open(os.Getenv("BUNDLE"))
 	if err != nil {
@@ -294,9 +295,38 @@ func deriveBundle(out, version string, names []string, tail string) error {
 		if err != nil {
 			return err
 		}
-		_, err = w.Add(name, p.Role, io.MultiReader(f, strings.NewReader(tail)))
+		own := tail
+		if ring.given != ring.bundle {
+			own += " of " + name
+		}
+		_, err = w.Add(name, p.Role, io.MultiReader(f, strings.NewReader(own)))
 		f.Close()
 		if err != nil {
+			return err
+		}
+	}
+	_, err = w.Commit()
+	return err
+}
+
+// shareBundle makes a bundle in which one file has all fourteen names. It attaches nothing, but it answers.
+func shareBundle(out string, from *bundle.Bundle) error {
+	w, err := bundle.Create(out, from.Manifest.Version, runtime.GOARCH, bundle.Source{Kind: "dir"})
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	first := from.Manifest.Plugins[0]
+	f, err := from.OpenPlugin(first)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := w.Add(first.Name, first.Role, f); err != nil {
+		return err
+	}
+	for _, p := range from.Manifest.Plugins[1:] {
+		if _, err := w.Link(p.Name, p.Role, first.Name); err != nil {
 			return err
 		}
 	}
