@@ -6,9 +6,12 @@ OUT       := out
 GOBUILD   := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w'
 FUZZTIME  ?= 10s
 RINGS     ?= unit root chart registry
+HEAVY     := cluster guest
 # The modules that are ours: the root, and those whose dependencies the product does not need.
-MODULES    = $(shell git ls-files '*go.mod' | grep -v '^upstream/' | xargs -n1 dirname)
+MODULES    = $(shell git ls-files '*go.mod' | grep -vE '(^|/)upstream/' | xargs -n1 dirname)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+include test/cluster/targets.mk test/guest/targets.mk
 
 .PHONY: help
 help: ## list the targets
@@ -46,7 +49,7 @@ test: packages ## run the rings of tests that take minutes; fail if one did not 
 
 .PHONY: test-all
 test-all: packages ## run every ring
-	@test/rings $(RINGS)
+	@test/rings $(RINGS) $(HEAVY)
 
 .PHONY: packages
 packages: ## install the Debian packages that the tests need (as root), or list those that are missing
