@@ -84,6 +84,10 @@ fuzz: ## run every fuzz target for FUZZTIME (10s)
 bench: build bundle bundle-separate ## run chandler and the loops it replaces in turn, and print the medians
 	@go run ./test/bench -chandler $(OUT)/chandler -separate $(OUT)/bundle-separate -multicall $(OUT)/bundle -dir $(OUT)
 
+.PHONY: reproducible
+reproducible: build ## build the bundle twice with separate caches, for each architecture, and compare
+	@test/reproducible
+
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck, in every module
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }

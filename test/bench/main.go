@@ -80,6 +80,7 @@ func run() error {
 		multicall: flag.String(multicall, "out/bundle", "the bundle with one for all"),
 	}
 	where := flag.String("dir", "out", "where to make the bin dirs: the file system that is measured")
+	upstream := flag.String("upstream", "upstream", "the folder of the pins")
 	rounds := flag.Int("rounds", 15, "how often each is run")
 	flag.Parse()
 
@@ -123,6 +124,9 @@ func run() error {
 		return err
 	}
 	if err := e.space(); err != nil {
+		return err
+	}
+	if err := e.sizes(*upstream); err != nil {
 		return err
 	}
 	limit, err := e.diskLimit(bytes, *rounds)
