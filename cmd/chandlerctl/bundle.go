@@ -11,6 +11,7 @@ import (
 
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/cli"
+	"github.com/chandler-cni/chandler/internal/refs"
 	"github.com/chandler-cni/chandler/internal/source"
 )
 
@@ -93,6 +94,8 @@ func hintFor(err error) string {
 		return "'chandlerctl bundle build' and 'chandlerctl bundle pack' make bundles"
 	case errors.Is(err, source.ErrMixed):
 		return "pack a bundle for each architecture from a directory of its own"
+	case errors.Is(err, refs.ErrStaging):
+		return "if no other rewrite is at work, compare the old files in it with the tree's, and remove it"
 	case errors.As(err, &newer):
 		return "use the chandlerctl that made this bundle, or a newer one"
 	}

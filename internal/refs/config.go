@@ -49,6 +49,10 @@ func ReadConfig(root, path string) (Config, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	d.KnownFields(true)
 	if err := d.Decode(&c); err != nil && err != io.EOF {
+		var unfit *yaml.TypeError
+		if errors.As(err, &unfit) { // it speaks of Go's types
+			err = errors.New(strings.ReplaceAll(strings.Join(unfit.Errors, "; "), " in type refs.Config", ""))
+		}
 		return Config{}, fmt.Errorf("read %s: %w", path, err)
 	}
 	if err := d.Decode(new(yaml.Node)); err != io.EOF {

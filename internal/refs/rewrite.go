@@ -284,10 +284,7 @@ func (f *file) inPosition(config Config, at, end int) (Reference, bool) {
 	if !beforeDigest && !inKey(f.before(at)) && !inTemplate(f.before(at)) {
 		return r, false
 	}
-	if beside := f.siblings(at); beside.name != "" {
-		name, _ := cutTag(cutScheme(beside.name))
-		r.name(beside.registry, name)
-	}
+	f.besideTag(&r, at)
 	return r, true
 }
 
