@@ -95,7 +95,7 @@ func hintFor(err error) string {
 	case errors.Is(err, source.ErrMixed):
 		return "pack a bundle for each architecture from a directory of its own"
 	case errors.Is(err, refs.ErrStaging):
-		return "if no other rewrite is at work, compare the old files in it with the tree's, and remove it"
+		return "if no other rewrite is at work, copy back the files in old/ in it, where there is one, and remove it"
 	case errors.As(err, &newer):
 		return "use the chandlerctl that made this bundle, or a newer one"
 	}

@@ -507,7 +507,7 @@ func TestRewriteMeanwhile(t *testing.T) {
 		if got["a/p/values.yaml"] != theirs || got["b/p/values.yaml"] != three["b/p/values.yaml"] || got["c/p/values.yaml"] != three["c/p/values.yaml"] {
 			t.Errorf("the tree is %q", got)
 		}
-		if got[stagingName+"/old-0"] != three["a/p/values.yaml"] {
+		if got[stagingName+"/old/a/p/values.yaml"] != three["a/p/values.yaml"] {
 			t.Error("the old file is lost")
 		}
 		if _, err := rewrite(t, root, from, to); err == nil || !errors.Is(err, ErrStaging) {
