@@ -13,6 +13,7 @@ import (
 	"github.com/chandler-cni/chandler/internal/cli"
 	"github.com/chandler-cni/chandler/internal/image"
 	"github.com/chandler-cni/chandler/internal/pins"
+	"github.com/chandler-cni/chandler/internal/refs"
 	"github.com/chandler-cni/chandler/internal/source"
 )
 
@@ -115,6 +116,8 @@ func hintFor(err error) string {
 		return "the login is good and may not do this: ask for the right to write to the repository"
 	case errors.As(err, &auth):
 		return fmt.Sprintf("'docker login %[1]s' or 'podman login %[1]s' keeps a login that is used here", auth.Registry)
+	case errors.Is(err, refs.ErrStaging):
+		return "if no other rewrite is at work, copy back the files in old/ in it, where there is one, and remove it"
 	case errors.As(err, &newer):
 		return "use the chandlerctl that made this bundle, or a newer one"
 	}

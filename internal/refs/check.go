@@ -131,9 +131,8 @@ func (c *checker) file(f *file) {
 	}
 	for _, r := range f.refs {
 		c.verdict.References++
-		known[r.digest.start] = true
-		for _, at := range r.also {
-			known[at.start] = true
+		for _, at := range append([]span{r.digest}, r.also...) {
+			known[at.start] = !at.none()
 		}
 		c.reference(r)
 	}

@@ -225,7 +225,7 @@ image: ghcr.io/acme/templates:v1@sha256-08
 		{"ignored files and images", `
 -- refs.yaml --
 firstParty: [ghcr.io/acme]
-ignore: ["**/charts/**", "**/Chart.lock", "ghcr.io/acme/dev-*", "g/broken", "g/skipped/**"]
+ignore: ["**/charts/**", "**/Chart.lock", "ghcr.io/acme/dev-*", "g/skipped"]
 -- g/p/values.yaml --
 - ghcr.io/acme/dev-tools@sha256-01
 - ghcr.io/acme/dev-box:v1

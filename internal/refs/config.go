@@ -26,8 +26,8 @@ type Config struct {
 	// FirstParty are the registries and owners whose images are this tree's own: ghcr.io/acme is the owner of
 	// ghcr.io/acme/app and not of ghcr.io/acme-labs/app.
 	FirstParty []string `yaml:"firstParty"`
-	// Ignore are globs of files below the root, or of images' names, that are neither held to the rules nor rewritten.
-	// ** is any number of folders.
+	// Ignore are globs of files below the root, or of images' names, that are neither held to the rules nor rewritten, and
+	// nothing below what they match is. ** is any number of folders.
 	Ignore []string `yaml:"ignore"`
 }
 
@@ -49,6 +49,10 @@ func ReadConfig(root, path string) (Config, error) {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	d.KnownFields(true)
 	if err := d.Decode(&c); err != nil && err != io.EOF {
+		var unfit *yaml.TypeError
+		if errors.As(err, &unfit) { // it speaks of Go's types
+			err = errors.New(strings.ReplaceAll(strings.Join(unfit.Errors, "; "), " in type refs.Config", ""))
+		}
 		return Config{}, fmt.Errorf("read %s: %w", path, err)
 	}
 	if err := d.Decode(new(yaml.Node)); err != io.EOF {
@@ -97,12 +101,14 @@ func CheckPrefix(prefix string) error {
 	return nil
 }
 
-// ignores reports whether a glob of the Config matches one of the names.
+// ignores reports whether a glob of the Config matches one of the names, or what is above it.
 func (c Config) ignores(names ...string) bool {
 	for _, glob := range c.Ignore {
 		for _, name := range names {
-			if doublestar.MatchUnvalidated(glob, name) {
-				return true
+			for i := 0; i <= len(name); i++ {
+				if (i == len(name) || name[i] == '/') && doublestar.MatchUnvalidated(glob, name[:i]) {
+					return true
+				}
 			}
 		}
 	}

@@ -248,7 +248,7 @@ func (t *Tree) places(ctx context.Context) ([]place, []error) {
 		for _, e := range entries {
 			name := path.Join(dir, e.Name())
 			switch {
-			case skipDir(e.Name()):
+			case outOfTree(name):
 			case e.IsDir():
 				names = append(names, name)
 			case e.Type()&fs.ModeSymlink != 0 && t.toDir(name) && !t.config.ignores(name):
@@ -319,8 +319,8 @@ const (
 	tagFileExt = ".tag"
 )
 
-// skipDir says which directories are no part of the tree, wherever they are.
-func skipDir(name string) bool { return name == ".git" || name == stagingName }
+// outOfTree reports whether a directory is no part of the tree: a repository's own, or a rewrite's.
+func outOfTree(name string) bool { return path.Base(name) == ".git" || name == stagingName }
 
 // toDir reports whether the link at name leads to a directory, in the tree or out of it.
 func (t *Tree) toDir(name string) bool {

@@ -137,7 +137,7 @@ func (t *Tree) edit(f *file, from, to string) (ChangedFile, []Reference, error) 
 		at[r.tag] = true
 		moved = append(moved, r)
 	}
-	for _, r := range f.refs {
+	for _, r := range slices.Concat(f.refs, f.bare) {
 		if at[r.tag] && t.config.owner(r) != firstParty {
 			return ChangedFile{}, nil, &FileError{File: f.path, Line: r.Line,
 				Err: fmt.Errorf("the tag %s is shared, through an alias, with %s, which is not first-party", from, r.Name())}
@@ -284,10 +284,7 @@ func (f *file) inPosition(config Config, at, end int) (Reference, bool) {
 	if !beforeDigest && !inKey(f.before(at)) && !inTemplate(f.before(at)) {
 		return r, false
 	}
-	if beside := f.siblings(at); beside.name != "" {
-		name, _ := cutTag(cutScheme(beside.name))
-		r.name(beside.registry, name)
-	}
+	f.besideTag(&r, at)
 	return r, true
 }
 

@@ -184,6 +184,11 @@ a: &t v1.0.0-rc.1@sha256-01
 b: {repository: ghcr.io/acme/b, tag: *t}
 c: {repository: quay.io/other/c, tag: *t}
 `, "g/p/values.yaml:1: the tag v1.0.0-rc.1 is shared, through an alias, with quay.io/other/c, which is not first-party"},
+		{"a tag shared with another owner's image that is not pinned", from, to, `
+-- g/p/values.yaml --
+a: {repository: ghcr.io/acme/b, tag: &t v1.0.0-rc.1, digest: sha256-01}
+c: {repository: quay.io/other/c, tag: *t}
+`, "g/p/values.yaml:1: the tag v1.0.0-rc.1 is shared, through an alias, with quay.io/other/c, which is not first-party"},
 		{"escapes", from, to, `
 -- g/p/values.yaml --
 a: "ghcr.io/acme/b:v1\x2e0.0-rc.1@sha256-01"
@@ -502,7 +507,7 @@ func TestRewriteMeanwhile(t *testing.T) {
 		if got["a/p/values.yaml"] != theirs || got["b/p/values.yaml"] != three["b/p/values.yaml"] || got["c/p/values.yaml"] != three["c/p/values.yaml"] {
 			t.Errorf("the tree is %q", got)
 		}
-		if got[stagingName+"/old-0"] != three["a/p/values.yaml"] {
+		if got[stagingName+"/old/a/p/values.yaml"] != three["a/p/values.yaml"] {
 			t.Error("the old file is lost")
 		}
 		if _, err := rewrite(t, root, from, to); err == nil || !errors.Is(err, ErrStaging) {

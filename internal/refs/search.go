@@ -31,7 +31,7 @@ func (t *Tree) search(ctx context.Context, skip func(string) bool, edited map[st
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case d != nil && d.IsDir() && (name != "." && skipDir(d.Name()) || t.config.ignores(name)):
+		case d != nil && d.IsDir() && (outOfTree(name) || t.config.ignores(name)):
 			return fs.SkipDir
 		case t.config.ignores(name) || skip(name):
 			return nil

@@ -253,11 +253,17 @@ func (s *scanner) textAt(at int) (Reference, bool) {
 		r.tag = span{at - 1 - len(r.Tag), at - 1}
 	}
 	if r.Incomplete && r.Repository == "" {
-		if beside := s.siblings(start); beside.name != "" {
-			r.name(beside.registry, beside.name)
-		}
+		s.besideTag(&r, start)
 	}
 	return r, true
+}
+
+// besideTag puts the name into r that stands beside the tag at an offset. One that has a tag itself is another image's.
+func (s *scanner) besideTag(r *Reference, at int) {
+	beside := s.siblings(at)
+	if name, tag := cutTag(cutScheme(beside.name)); name != "" && tag == "" {
+		r.name(beside.registry, name)
+	}
 }
 
 // textDigest reads the reference of a digest: beside a repository:.

@@ -8,17 +8,23 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"strconv"
+	"slices"
 	"syscall"
 	"time"
 )
 
-// stagingName is the directory at the root in which the new files, and copies of the old ones, wait. It keeps a second
-// rewrite out, too.
-const stagingName = ".chandler-refs"
+// stagingName is the directory at the root in which the new files, and copies of the old ones, wait, each under its path.
+// It keeps a second rewrite out, too. The copies are in oldName only when all of them are whole.
+const (
+	stagingName = ".chandler-refs"
+	newName     = stagingName + "/new"
+	copyName    = stagingName + "/copies"
+	oldName     = stagingName + "/old"
+	doneName    = stagingName + "/done"
+)
 
 // ErrStaging says that another rewrite of the tree is at work, or one was cut off and left its files.
-var ErrStaging = errors.New("is there already: another rewrite is at work, or one was cut off and its old files are in it")
+var ErrStaging = errors.New("is there already: another rewrite is at work, or one was cut off")
 
 var (
 	errChanged  = errors.New("was changed meanwhile")
@@ -26,10 +32,10 @@ var (
 )
 
 // Write brings the files of a planned Change to the tree: all or none. Each new file lies whole beside the tree's before
-// the first takes its place, in one step and with the old one's mode, owner and no other time than now; if one cannot, or
-// has been changed since it was read, those before it are put back with the times that they had. A process that is killed
-// half way leaves ErrStaging behind.
-func (t *Tree) Write(ctx context.Context, c *Change) (err error) {
+// the first takes its place, in one step and with the old one's mode and owner. If one cannot, or has been changed since it
+// was read, or ctx ends, those before it are put back with the times that they had. A process that is killed half way
+// leaves what the next one refuses as ErrStaging.
+func (t *Tree) Write(ctx context.Context, c *Change) error {
 	if len(c.Files) == 0 {
 		return nil
 	}
@@ -38,87 +44,101 @@ func (t *Tree) Write(ctx context.Context, c *Change) (err error) {
 	} else if err != nil {
 		return fmt.Errorf("make room for new files: %w", err)
 	}
-	w := &writer{Tree: t}
-	keep := false // an old file could not be put back: its copy is all there is
-	defer func() {
-		if !keep {
-			err = errors.Join(err, t.root.RemoveAll(stagingName))
+	err := t.prepareAll(ctx, c.Files)
+	if err == nil {
+		var kept bool
+		if kept, err = t.publishAll(ctx, c.Files); kept {
+			return err
 		}
-	}()
-	for i, f := range c.Files {
-		if err := w.prepare(ctx, i, f); err != nil {
+	}
+	if rest := t.root.RemoveAll(stagingName); rest != nil {
+		if err == nil {
+			rest = fmt.Errorf("every file is rewritten, but %s could not be removed: %w", stagingName, rest)
+		}
+		err = errors.Join(err, rest)
+	}
+	return err
+}
+
+// prepareAll writes the new files, and copies of the old ones that can be put back.
+func (t *Tree) prepareAll(ctx context.Context, files []ChangedFile) error {
+	for _, f := range files {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := t.prepare(f); err != nil {
 			return &FileError{File: f.File, Err: cause(err)}
 		}
 	}
-	for i, f := range c.Files {
-		err := ctx.Err()
-		if err == nil {
-			err = w.publish(i, f)
-		}
-		if err == nil {
-			continue
-		}
-		errs := []error{&FileError{File: f.File, Err: cause(err)}}
-		for i--; i >= 0; i-- {
-			if err := w.putBack(i, c.Files[i]); err != nil {
-				keep = true
-				errs = append(errs, &FileError{File: c.Files[i].File, Err: fmt.Errorf("put back: %w", cause(err))})
-			}
-		}
-		return errors.Join(errs...)
+	if err := t.root.Rename(copyName, oldName); err != nil {
+		return fmt.Errorf("keep old files: %w", err)
 	}
 	return nil
 }
 
-type writer struct{ *Tree }
-
-func newName(i int) string { return path.Join(stagingName, "new-"+strconv.Itoa(i)) }
-func oldName(i int) string { return path.Join(stagingName, "old-"+strconv.Itoa(i)) }
+// publishAll puts the new files in their places, or else the old ones back. kept says that one could not be, so that its
+// copy is all there is.
+func (t *Tree) publishAll(ctx context.Context, files []ChangedFile) (kept bool, err error) {
+	for i, f := range files {
+		if err = ctx.Err(); err == nil {
+			if err = t.publish(f); err == nil {
+				continue
+			}
+			err = &FileError{File: f.File, Err: cause(err)}
+		}
+		for _, f := range slices.Backward(files[:i]) {
+			if failed := t.putBack(f); failed != nil {
+				kept = true
+				err = errors.Join(err, &FileError{File: f.File, Err: fmt.Errorf("put back: %w", cause(failed))})
+			}
+		}
+		return kept, err
+	}
+	// What is cut off from here on is done: half of the old files would be no tree to go back to.
+	return false, t.root.Rename(oldName, doneName)
+}
 
 // prepare writes the new file, and a copy of the old one that can be put back.
-func (w *writer) prepare(ctx context.Context, i int, f ChangedFile) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	info, err := w.unchanged(f.File, f.Old)
+func (t *Tree) prepare(f ChangedFile) error {
+	info, err := t.unchanged(f.File, f.Old)
 	switch {
 	case err != nil:
 		return err
 	case info.Mode().Perm()&0o222 == 0:
 		return errReadOnly
 	}
-	if err := w.write(newName(i), f.New, info, time.Time{}); err != nil {
+	if err := t.writeStaged(path.Join(newName, f.File), f.New, info, time.Time{}); err != nil {
 		return err
 	}
-	return w.write(oldName(i), f.Old, info, info.ModTime())
+	return t.writeStaged(path.Join(copyName, f.File), f.Old, info, info.ModTime())
 }
 
 // publish puts the new file in its place, if the old one is still what was read.
-func (w *writer) publish(i int, f ChangedFile) error {
-	if _, err := w.unchanged(f.File, f.Old); err != nil {
+func (t *Tree) publish(f ChangedFile) error {
+	if _, err := t.unchanged(f.File, f.Old); err != nil {
 		return err
 	}
-	return w.rename(newName(i), f.File)
+	return t.rename(path.Join(newName, f.File), f.File)
 }
 
 // putBack puts the old file back, if the new one is still what was written.
-func (w *writer) putBack(i int, f ChangedFile) error {
-	if _, err := w.unchanged(f.File, f.New); err != nil {
+func (t *Tree) putBack(f ChangedFile) error {
+	if _, err := t.unchanged(f.File, f.New); err != nil {
 		return err
 	}
-	return w.root.Rename(oldName(i), f.File)
+	return t.root.Rename(path.Join(oldName, f.File), f.File)
 }
 
 // unchanged holds a file to the bytes that it should have.
-func (w *writer) unchanged(name string, want []byte) (fs.FileInfo, error) {
-	info, err := w.root.Lstat(name)
+func (t *Tree) unchanged(name string, want []byte) (fs.FileInfo, error) {
+	info, err := t.root.Lstat(name)
 	if err != nil {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
 		return nil, errChanged
 	}
-	got, err := w.read(name)
+	got, err := t.read(name)
 	if err != nil {
 		return nil, err
 	}
@@ -128,9 +148,12 @@ func (w *writer) unchanged(name string, want []byte) (fs.FileInfo, error) {
 	return info, nil
 }
 
-// write makes a file with the mode and owner that info says and, unless it is zero, a time.
-func (w *writer) write(name string, data []byte, info fs.FileInfo, at time.Time) (err error) {
-	f, err := w.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+// writeStaged makes a file with the mode and owner that info says and, unless it is zero, a time.
+func (t *Tree) writeStaged(name string, data []byte, info fs.FileInfo, at time.Time) (err error) {
+	if err := t.root.MkdirAll(path.Dir(name), 0o700); err != nil {
+		return err
+	}
+	f, err := t.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
@@ -145,7 +168,7 @@ func (w *writer) write(name string, data []byte, info fs.FileInfo, at time.Time)
 		return err
 	}
 	if !at.IsZero() {
-		if err := w.root.Chtimes(name, at, at); err != nil {
+		if err := t.root.Chtimes(name, at, at); err != nil {
 			return err
 		}
 	}
@@ -163,5 +186,8 @@ func keepOwner(f *os.File, info fs.FileInfo) error {
 	if !ok1 || !ok2 || want.Uid == have.Uid && want.Gid == have.Gid {
 		return nil
 	}
-	return f.Chown(int(want.Uid), int(want.Gid))
+	if err := f.Chown(int(want.Uid), int(want.Gid)); err != nil {
+		return fmt.Errorf("keep owner %d:%d: %w", want.Uid, want.Gid, cause(err))
+	}
+	return nil
 }

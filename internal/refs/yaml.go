@@ -489,7 +489,7 @@ func (v *values) findBare() {
 		if url := v.field(m, keySourceURL); text(url) != "" {
 			name, tag = url, v.field(m, keySourceRef)
 		}
-		if !bareName(name) || v.taken[m] || v.taken[tag] || text(tag) == "" && v.taken[name] {
+		if !bareName(name) || v.taken[m] || v.taken[name] && (text(tag) == "" || v.taken[tag]) {
 			continue
 		}
 		r := Reference{}
