@@ -46,10 +46,10 @@ func fuzzFile(t *testing.T, p place, src []byte) {
 			t.Errorf("%d:%d is not in %d lines", r.Line, r.Column, lines)
 		}
 		if r.File != p.path || r.Shape == "" || r.Incomplete != (r.Registry == "") || !r.Incomplete && r.Repository == "" {
-			t.Errorf("%+v", r)
+			t.Errorf("file, shape or name: %s", show(r))
 		}
 		if r.Tag == "" && r.Digest == "" && p.kind != kindTagFile {
-			t.Errorf("neither tag nor digest: %+v", r)
+			t.Errorf("neither tag nor digest: %s", show(r))
 		}
 	}
 	// Without a shape that overlaps, each place is listed once for each name.
@@ -61,7 +61,7 @@ func fuzzFile(t *testing.T, p place, src []byte) {
 	for _, r := range f.refs {
 		key := pin{r.digest.start, string(r.Shape) + r.Name() + ":" + r.Tag}
 		if !r.digest.none() && seen[key] && p.kind != kindValues { // in YAML, two mappings may share a digest and repeat a name
-			t.Errorf("listed twice: %+v", r)
+			t.Errorf("listed twice: %s", show(r))
 		}
 		seen[key] = true
 	}

@@ -10,7 +10,7 @@ import (
 // parseName reads the name of an image without tag and digest by the grammar that container runtimes share.
 func parseName(name string) (registry, repository string, ok bool) {
 	named, err := reference.ParseNormalizedNamed(name)
-	if err != nil || !reference.IsNameOnly(named) {
+	if err != nil || !reference.IsNameOnly(named) || reference.Domain(named) == "" { // a_b.io is no registry
 		return "", "", false
 	}
 	return reference.Domain(named), reference.Path(named), true

@@ -280,9 +280,11 @@ func (s *scanner) textDigest(digest span) (Reference, bool) {
 	r.name(beside.registry, name)
 	switch {
 	case !beside.tag.none():
-		r.tag = beside.tag
+		r.tag, r.plain = beside.tag, beside.plain
 		r.Tag = string(s.src[r.tag.start:r.tag.end])
-		r.plain = beside.plain
+		if at, _ := digestMark(r.Tag, 0); at >= 0 { // the tag carries a digest, too
+			r.Tag, r.tag.end, r.plain = r.Tag[:at], r.tag.start+at, false
+		}
 	case tag != "":
 		r.Tag = tag
 		r.tag = span{beside.nameEnd - len(tag), beside.nameEnd}
