@@ -312,8 +312,9 @@ func TestFaultOfTheDirectorySync(t *testing.T) {
 	}
 }
 
-// What tells ours from theirs may vanish while a run is under way: what is in place is marked all the same.
-func TestMarksAreMadeAgain(t *testing.T) {
+// The mark that nothing stood there cannot be made when a name vanishes: the name is not published, so that what is in place
+// is always marked.
+func TestFaultOfTheLateMark(t *testing.T) {
 	bin := t.TempDir()
 	path, staged := filepath.Join(bin, "bridge"), filepath.Join(bin, storeName, stagedName)
 	write(t, path, "theirs", 0o755)
@@ -325,8 +326,13 @@ func TestMarksAreMadeAgain(t *testing.T) {
 			must(t, os.RemoveAll(staged))
 			return real(d, from, name, to)
 		})
-		want(t, stage(t, b, Options{BinDir: bin}), "bridge:new")
+		r := stage(t, b, Options{BinDir: bin})
+		want(t, r, "bridge:failed")
 	})
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("published without its mark: %v", err)
+	}
+	want(t, stage(t, b, Options{BinDir: bin}), "bridge:new")
 	want(t, stage(t, packed(t, "v2", ref("bridge", "v2")), Options{BinDir: bin}), "bridge:replaced")
 	if kept := originals(t, bin, "bridge"); len(kept) > 0 {
 		t.Errorf("kept our own %q", kept)
