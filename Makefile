@@ -60,8 +60,9 @@ ring-unit: # no root, no network, seconds
 	go test -v ./...
 
 .PHONY: ring-root
-ring-root: build bundle # namespaces, mounts, real plugins
-	cd test/root && CHANDLER=$(abspath $(OUT)/chandler) BUNDLE=$(abspath $(OUT)/bundle) go test -v -tags root -count=1 ./...
+ring-root: build bundle bundle-separate # namespaces, mounts, real plugins
+	cd test/root && CHANDLER=$(abspath $(OUT)/chandler) BUNDLE=$(abspath $(OUT)/bundle) OTHER_BUNDLE=$(abspath $(OUT)/bundle-separate) \
+		go test -v -tags root -count=1 ./...
 
 .PHONY: ring-chart
 ring-chart: # the charts by Helm's own engine, and the pages that quote them

@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/chandler-cni/chandler v0.0.0
 	github.com/containernetworking/cni v1.3.1
+	github.com/google/go-cmp v0.7.0
 	golang.org/x/sys v0.50.0
 )
 

@@ -38,6 +38,7 @@ var ring struct {
 	dir      string // a tmpfs that only the ring sees
 	chandler string
 	given    string // the fourteen, as BUNDLE has them
+	other    string // the same, built in the other form
 	bundle   string // the fourteen, each a file of its own
 	shared   string // the fourteen names of one file
 	older    string // the fourteen with other bytes, which run all the same
@@ -87,7 +88,7 @@ func preflight() []string {
 			add("the package %s in test/packages.txt, for %s", pkg, tool)
 		}
 	}
-	chandler, dir := os.Getenv("CHANDLER"), os.Getenv("BUNDLE")
+	chandler := os.Getenv("CHANDLER")
 	if !filepath.IsAbs(chandler) {
 		add("CHANDLER: %q is not the absolute path of the program", chandler)
 	} else if f, err := elf.Open(chandler); err != nil {
@@ -95,12 +96,24 @@ func preflight() []string {
 	} else if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 		add("CHANDLER: %s is not static; build it with CGO_ENABLED=0", chandler)
 	}
-	if !filepath.IsAbs(dir) {
-		add("BUNDLE: %q is not the absolute path of a bundle", dir)
-	} else if b, err := bundle.Open(dir); err != nil {
-		add("BUNDLE: %s: %v", dir, err)
-	} else if names := pluginNames(b); !slices.Equal(names, reference) {
-		add("BUNDLE: %s holds %v and not the reference set", dir, names)
+	var versions []string
+	forms := make(map[bool]bool) // which answers there are to whether one file has all names
+	for _, name := range []string{"BUNDLE", "OTHER_BUNDLE"} {
+		dir := os.Getenv(name)
+		if !filepath.IsAbs(dir) {
+			add("%s: %q is not the absolute path of a bundle", name, dir)
+		} else if b, err := bundle.Open(dir); err != nil {
+			add("%s: %s: %v", name, dir, err)
+		} else if names := pluginNames(b); !slices.Equal(names, reference) {
+			add("%s: %s holds %v and not the reference set", name, dir, names)
+		} else {
+			versions = append(versions, b.Manifest.Version)
+			forms[shared(b)] = true
+			b.Close()
+		}
+	}
+	if len(versions) == 2 && (len(forms) != 2 || versions[0] != versions[1]) {
+		add("OTHER_BUNDLE: the plugins of BUNDLE in the other form, separate or multi-call")
 	}
 	filesystems, _ := os.ReadFile("/proc/filesystems")
 	for _, want := range []string{"btrfs", "ext4", "overlay", "tmpfs", "xfs"} {
@@ -118,6 +131,11 @@ func pluginNames(b *bundle.Bundle) []string {
 		names = append(names, p.Name)
 	}
 	return names
+}
+
+// shared is whether one file has all names of a bundle.
+func shared(b *bundle.Bundle) bool {
+	return b.Manifest.Plugins[0].SHA256 == b.Manifest.Plugins[1].SHA256
 }
 
 // outside runs the same program again in namespaces of its own, and looks afterwards for what was left behind.
@@ -250,7 +268,7 @@ func setUp() error {
 	if err := os.Setenv("TMPDIR", work); err != nil {
 		return err
 	}
-	ring.chandler, ring.given = os.Getenv("CHANDLER"), os.Getenv("BUNDLE")
+	ring.chandler, ring.given, ring.other = os.Getenv("CHANDLER"), os.Getenv("BUNDLE"), os.Getenv("OTHER_BUNDLE")
 	ring.bundle, ring.shared = ring.given, ring.given
 	for name, at := range map[string]*string{"older": &ring.older, "few": &ring.few, "few-older": &ring.fewOlder} {
 		*at = filepath.Join(ring.dir, name)
@@ -261,7 +279,7 @@ func setUp() error {
 	}
 	defer b.Close()
 	// Of the two forms of a bundle, the one that was not given is made from it.
-	if b.Manifest.Plugins[0].SHA256 == b.Manifest.Plugins[1].SHA256 {
+	if shared(b) {
 		ring.bundle = filepath.Join(ring.dir, "separate")
 		err = deriveBundle(ring.bundle, b.Manifest.Version, reference, "")
 	} else {
