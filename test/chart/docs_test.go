@@ -374,8 +374,8 @@ func TestGuideCounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	says("The plugins take 48 MB in `binDir`")
-	if !strings.Contains(string(readme), "take 48 MB") {
+	says("The plugins take 77 MB in `binDir`, and up to 154 MB")
+	if !strings.Contains(string(readme), "| 77 MB | 154 MB |") {
 		t.Error("README.md says otherwise of the size")
 	}
 	for _, name := range []string{"`multus-shim` and `passthru`", "`00-multus.conf`", "`.chandler`", "up to three files a name"} {
