@@ -15,7 +15,7 @@ include test/cluster/targets.mk test/guest/targets.mk
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
 
 .PHONY: build
 build: ## build both programs into out/
@@ -36,7 +36,7 @@ $(foreach b,bundle bundle-separate,$(if $(wildcard $(OUT)/$b/bundle.json),,$(she
 bundle: $(OUT)/bundle.stamp ## build the 14 pinned plugins into out/bundle
 
 .PHONY: bundle-separate
-bundle-separate: $(OUT)/bundle-separate.stamp # the same, an executable each
+bundle-separate: $(OUT)/bundle-separate.stamp ## the same, an executable each
 
 .PHONY: run
 run: build bundle ## stage the plugins into out/node and, as root, attach two network namespaces through them
@@ -56,20 +56,20 @@ packages: ## install the Debian packages that the tests need (as root), or list 
 	@test/packages
 
 .PHONY: ring-unit
-ring-unit: # no root, no network, seconds
+ring-unit: ## no root, no network, seconds
 	go test -v ./...
 
 .PHONY: ring-root
-ring-root: build bundle bundle-separate # namespaces, mounts, real plugins
+ring-root: build bundle bundle-separate ## namespaces, mounts, real plugins
 	cd test/root && CHANDLER=$(abspath $(OUT)/chandler) BUNDLE=$(abspath $(OUT)/bundle) OTHER_BUNDLE=$(abspath $(OUT)/bundle-separate) \
 		go test -v -tags root -count=1 ./...
 
 .PHONY: ring-chart
-ring-chart: # the charts by Helm's own engine, and the pages that quote them
+ring-chart: ## the charts by Helm's own engine, and the pages that quote them
 	cd test/chart && go test -v -count=1 ./...
 
 .PHONY: ring-registry
-ring-registry: # the image from a real registry, and what its patch changes in Multus; compiles Multus for both machines
+ring-registry: ## the image from a real registry, and what its patch changes in Multus; compiles Multus for both machines
 	go test -v -tags registry -count=1 -timeout 60m ./test/registry
 
 .PHONY: image

@@ -26,7 +26,7 @@ func hints(r *stage.Report, o stage.Options) []string {
 		}
 		found = append(found, hint)
 	}
-	if h := refusalHint(r.Err); h != "" {
+	if h := refusalHint(r.Err, o); h != "" {
 		add("%s", h)
 	}
 	for _, p := range r.Plugins {
@@ -36,15 +36,19 @@ func hints(r *stage.Report, o stage.Options) []string {
 		switch {
 		case p.Err == nil:
 		case errors.As(p.Err, &owner):
-			add("somebody else made %s; look at what lies there, then give it to uid %d or remove it", owner.Path, os.Geteuid())
+			add("somebody else made %s; look at what lies there and move it away: staging makes its own, and trusts what is in it", owner.Path)
 		case errors.As(p.Err, &taken):
 			add("something else stands in the place of %s; look at what it is, then remove it", taken.Path)
 		case errors.As(p.Err, &probe) && errors.Is(p.Err, syscall.EACCES) && onNoExec(o.BinDir):
 			add("the file system of %s is mounted noexec; nothing on it can be a plugin until it is mounted exec", r.BinDir)
 		case ownLimit(p.Err):
-			add("this process may not open or start as much as staging needs; raise its limits (ulimit -n, ulimit -u, memory)")
+			add(limitHint)
 		case errors.As(p.Err, &probe):
 			add("the file was checked and would not have worked on this node; --no-probe stages it all the same")
+		case errors.Is(p.Err, fs.ErrNotExist):
+			add("somebody removed what staging was working with; stage again")
+		case errors.Is(p.Err, syscall.EXDEV), errors.Is(p.Err, syscall.EBUSY):
+			add("something is mounted on %s, or on .chandler in it; staging needs both on the bin dir's own file system", p.Name)
 		case errors.Is(p.Err, syscall.EROFS):
 			add("%s is read-only here; in a pod, the volume mount must not be readOnly", r.BinDir)
 		case errors.Is(p.Err, syscall.EPERM) && immutable(o.BinDir, p.Name):
@@ -62,6 +66,8 @@ func hints(r *stage.Report, o stage.Options) []string {
 	return found
 }
 
+const limitHint = "this process may not open or start as much as staging needs; raise its limits (ulimit -n, ulimit -u, memory)"
+
 // ownLimit says whether a call failed for what this process may have, whatever it was for. EBADF is what a child gets that
 // may not hold the descriptors it is to be started with.
 func ownLimit(err error) bool {
@@ -73,7 +79,7 @@ func ownLimit(err error) bool {
 	return false
 }
 
-func refusalHint(err error) string {
+func refusalHint(err error, o stage.Options) string {
 	var binDir *stage.BinDirError
 	var newer *bundle.NewerFormatError
 	var damage *bundle.DamageError
@@ -81,7 +87,14 @@ func refusalHint(err error) string {
 	case errors.Is(err, stage.ErrNotMounted):
 		return "mount the host's directory there, or leave out --init"
 	case errors.As(err, &binDir) && errors.Is(err, fs.ErrNotExist):
+		if o.Create {
+			return "without --dry-run it would be made"
+		}
 		return "make it, or pass --create"
+	case ownLimit(err):
+		return limitHint
+	case errors.Is(err, syscall.EIO):
+		return "what the bundle lies on cannot be read; the kernel's log says more"
 	case errors.As(err, &newer):
 		return "use a chandler that is at least as new as the bundle"
 	case errors.As(err, &damage):

@@ -47,7 +47,7 @@ func run(ctx context.Context, streams cli.Streams, args []string) (code int) {
 		}
 		return code
 	}
-	if lenient {
+	if lenient && stages(root, args) {
 		what := err.Error()
 		if code == cli.Usage {
 			what = "wrong usage: " + what
@@ -55,7 +55,17 @@ func run(ctx context.Context, streams cli.Streams, args []string) (code int) {
 		return lastWords(streams, args, stage.Refuse("", what))
 	}
 	fmt.Fprintln(streams.Err, "chandler:", err)
+	if lenient {
+		return cli.OK
+	}
 	return code
+}
+
+// stages says whether a command line is for staging, or for something that this program does not know and may be that: only
+// then do its last words belong in the termination log.
+func stages(root *cobra.Command, args []string) bool {
+	cmd, _, err := root.Find(args)
+	return err != nil || cmd == root || cmd.Name() == "stage"
 }
 
 // lastWords says on stderr and in the termination log why the work was not done, and succeeds.
@@ -71,7 +81,8 @@ const exitTable = `Exit codes of every command:
   1  stage --strict: not every plugin is in place; stage: the bin dir cannot be used; verify: not as the bundle says
      inspect: a file cannot be read
   2  wrong usage: nothing was attempted
-With --init it is 0 in every case, wrong usage and a panic included.`
+With --init it is 0 in every case, wrong usage and a panic included; what ends the process itself is beyond it (a signal
+before it runs, a limit too low to run in).`
 
 func newRoot(streams cli.Streams) *cobra.Command {
 	root := cli.Group(&cobra.Command{
@@ -84,7 +95,7 @@ func newRoot(streams cli.Streams) *cobra.Command {
 		SilenceUsage:  true,
 	})
 	cli.Prepare(root, streams)
-	root.PersistentFlags().Bool(initFlag, false, "exit 0 in every case and require the bin dir to be a mount point; for init containers")
+	root.PersistentFlags().Bool(initFlag, false, "exit 0 in every case and, to stage, require the bin dir to be a mount point; for init containers")
 	root.AddCommand(newInspect(streams), newStage(streams), newVerify(streams))
 	return root
 }

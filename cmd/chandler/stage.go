@@ -185,6 +185,9 @@ func tableRow(tw *tabwriter.Writer, cells ...string) {
 	if n := len(cells) - 1; cells[n] == "" {
 		cells = cells[:n]
 	}
+	for i := range cells {
+		cells[i] = stage.Printable(cells[i])
+	}
 	fmt.Fprintln(tw, strings.Join(cells, "\t"))
 }
 

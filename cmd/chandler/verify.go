@@ -73,6 +73,6 @@ func writeVerdict(w io.Writer, v *stage.Verdict) error {
 		return err
 	}
 	_, err := fmt.Fprintf(w, "verified %d plugins %s (bundle %s) in %s: %d ok, %d wrong\n",
-		len(v.Plugins), v.Version, v.Bundle, v.BinDir, right, len(v.Plugins)-right)
+		len(v.Plugins), v.Version, v.Bundle, stage.Printable(v.BinDir), right, len(v.Plugins)-right)
 	return err
 }

@@ -119,6 +119,16 @@ func (b *Bundle) checkNames() error {
 	return nil
 }
 
+// Holds says whether a directory is the bundle's own, or its bin/.
+func (b *Bundle) Holds(dir hostdir.Entry) bool {
+	for _, own := range []*hostdir.Dir{b.root, b.bin} {
+		if e, err := own.Self(); err == nil && e.Same(dir) {
+			return true
+		}
+	}
+	return false
+}
+
 // Close closes the bundle.
 func (b *Bundle) Close() error {
 	var bin error
@@ -154,15 +164,18 @@ func (b *Bundle) OpenPlugin(p Plugin) (*os.File, error) {
 
 // Distinct returns one plugin for each file of the bundle: several names may be one file.
 func (b *Bundle) Distinct() ([]Plugin, error) {
-	type inode struct{ dev, ino uint64 }
-	seen := make(map[inode]bool)
+	type file struct {
+		dev, ino uint64
+		digest   string // two names of one file may claim two digests
+	}
+	seen := make(map[file]bool)
 	var distinct []Plugin
 	for _, p := range b.Manifest.Plugins {
 		e, err := b.bin.Stat(p.Name)
 		if err != nil {
 			return nil, b.Damage(p, err)
 		}
-		if at := (inode{e.Dev, e.Ino}); !seen[at] {
+		if at := (file{e.Dev, e.Ino, p.SHA256}); !seen[at] {
 			seen[at] = true
 			distinct = append(distinct, p)
 		}

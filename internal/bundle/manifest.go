@@ -3,6 +3,7 @@ package bundle
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"regexp"
@@ -106,7 +107,24 @@ func ParseManifest(data []byte) (*Manifest, error) {
 	if err := m.check(); err != nil {
 		return nil, err
 	}
-	return m, nil
+	return m, m.checkSpelling(data)
+}
+
+// checkSpelling holds the bytes to the one spelling of what was read, white space apart. encoding/json takes field names in
+// any case, and of a field that is there twice the last: two readers could see two bundles under one digest.
+func (m *Manifest) checkSpelling(data []byte) error {
+	want, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	var got bytes.Buffer
+	if err := json.Compact(&got, data); err != nil {
+		return err
+	}
+	if !bytes.Equal(got.Bytes(), want) {
+		return errors.New("a field is there twice, missing, empty, or not in its place or spelling")
+	}
+	return nil
 }
 
 // encode is the one spelling of a manifest, so that its digest depends on nothing but what it says.

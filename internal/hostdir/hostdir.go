@@ -276,11 +276,8 @@ func (d *Dir) removeAll(name string) error {
 		return err
 	}
 	defer sub.Close()
-	self, err := sub.Self()
-	if err != nil {
-		return err
-	}
-	if own, err := d.Self(); err != nil || own.Dev != self.Dev {
+	// A mount of the same file system has the same device, so that alone does not tell.
+	if mounted, err := sub.MountPoint(); err != nil || mounted {
 		return errors.Join(err, d.fail("remove", name, unix.EXDEV))
 	}
 	names, first := sub.Names()

@@ -44,9 +44,7 @@ func (r *run) apply() error {
 			}
 			r.failPending(err) // the bundle changed after it was checked
 		}
-		if !r.o.NoProbe {
-			r.probe()
-		}
+		r.probe()
 		if !r.publish() || !r.tryAgain() {
 			break
 		}
@@ -259,7 +257,7 @@ func copyHashed(ctx context.Context, dst io.Writer, src io.Reader, p bundle.Plug
 	return nil
 }
 
-// probe checks the machine of every written file and runs one of each digest. No file is open for writing by now: a child
+// probe checks the machine of every written file and, unless it is not to, runs one of each digest. No file is open for writing by now: a child
 // could hold it open past our close, and the published plugin would be busy (golang.org/issue/22315).
 func (r *run) probe() {
 	groups := make(map[string][]*piece)
@@ -282,7 +280,7 @@ func (r *run) probe() {
 			case failure != nil && r.ctx.Err() != nil:
 				p.Err = errInterrupted
 			case failure != nil:
-				p.Err = &ProbeError{failure}
+				p.Err = failure
 			case warning != nil:
 				p.warning = warning
 			}
@@ -305,16 +303,20 @@ func (r *run) probeOne(p bundle.Plugin) error {
 		return err
 	}
 	defer f.Close()
-	return probeFile(r.ctx, f, e.Size, filepath.Join(r.dir.Path(), storeName, tmpName, r.store.runName, p.Name), p.Name)
+	path := filepath.Join(r.dir.Path(), storeName, tmpName, r.store.runName, p.Name)
+	if err := probeFile(r.ctx, f, e.Size, path, p.Name, r.o.NoProbe); err != nil {
+		return &ProbeError{err}
+	}
+	return nil
 }
 
-// probeFile checks that the open file can run on this node, and runs it.
-func probeFile(ctx context.Context, f *os.File, size int64, path, name string) error {
+// probeFile checks that the open file is for this node's machine and, unless it is not to be run, runs it.
+func probeFile(ctx context.Context, f *os.File, size int64, path, name string, noRun bool) error {
 	info, err := plugin.Identify(f, size)
 	if err != nil {
 		return err
 	}
-	if err := info.CheckArch(nodeArch); err != nil {
+	if err := info.CheckArch(nodeArch); err != nil || noRun {
 		return err
 	}
 	_, err = plugin.Probe(ctx, f, path, name)
@@ -417,7 +419,8 @@ func (r *run) publishOne(p *piece) error {
 			return err
 		}
 		// Somebody was quicker. What they put there is theirs, and is kept like anything else that was there.
-		p.Action = Replaced
+		p.Action, p.Found = Replaced, Found{State: Different, Detail: "came while this ran"}
+		r.store.unmark([]string{mark(name, absentMark)})
 	}
 	slot, err := r.store.slot(name)
 	if err != nil {
@@ -593,10 +596,11 @@ func (r *run) checkReplaced() error {
 	}
 	// A container's mount always leads to the same directory; a path on the host may lead to another by now.
 	now, err := hostdir.Open(r.o.BinDir)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP) {
 		return replaced
 	}
 	if err != nil {
+		r.warn("whether the host still uses this directory is not known: %s", errnoText(err))
 		return nil
 	}
 	defer now.Close()

@@ -39,9 +39,9 @@ type Found struct {
 func (f Found) String() string {
 	switch {
 	case f.State == Symlink && f.Visible:
-		return fmt.Sprintf("symlink to %s", oneLine(f.Target))
+		return fmt.Sprintf("symlink to %s", Printable(f.Target))
 	case f.State == Symlink:
-		return fmt.Sprintf("symlink to %s (not visible from here)", oneLine(f.Target))
+		return fmt.Sprintf("symlink to %s (not visible from here)", Printable(f.Target))
 	case f.Detail != "":
 		return fmt.Sprintf("%s (%s)", f.State, f.Detail)
 	}

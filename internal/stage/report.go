@@ -129,28 +129,35 @@ func cutTo(text string, limit int) string {
 
 func (r *Report) text() (head, body []string, last string) {
 	var names []string
+	if r.Outcome == Refused { // nothing of it counts for the directory that is used now
+		return nil, notes(r), r.LastLine()
+	}
 	for _, p := range r.Plugins {
 		if p.Action == Failed {
 			names = append(names, p.Name)
-			body = append(body, p.Name+": "+oneLine(p.Cause))
+			body = append(body, p.Name+": "+Printable(p.Cause))
 		}
 	}
 	if len(names) > 0 {
 		head = []string{failedPrefix + strings.Join(names, " ")}
 	}
+	return head, append(body, notes(r)...), r.LastLine()
+}
+
+func notes(r *Report) (lines []string) {
 	for _, w := range r.Warnings {
-		body = append(body, warningPrefix+oneLine(w))
+		lines = append(lines, warningPrefix+Printable(w))
 	}
 	for _, h := range r.Hints {
-		body = append(body, hintPrefix+oneLine(h))
+		lines = append(lines, hintPrefix+Printable(h))
 	}
-	return head, body, r.LastLine()
+	return lines
 }
 
 // LastLine says in one line what was staged, or why nothing was.
 func (r *Report) LastLine() string {
 	if r.Outcome != Staged && r.Outcome != Planned {
-		return oneLine(r.Message)
+		return Printable(r.Message)
 	}
 	verb := "staged"
 	if r.Outcome == Planned {
@@ -158,7 +165,7 @@ func (r *Report) LastLine() string {
 	}
 	n, o, u := r.Count(New), r.Count(Replaced), r.Count(Unchanged)
 	return fmt.Sprintf("%s %d plugins %s (bundle %s) into %s: %d new, %d replaced, %d unchanged",
-		verb, n+o+u, r.Version, r.Bundle, oneLine(r.BinDir), n, o, u)
+		verb, n+o+u, r.Version, r.Bundle, Printable(r.BinDir), n, o, u)
 }
 
 // Summary is what can be read back from a report's text.
@@ -285,9 +292,9 @@ func RefuseFor(binDir string, err error) *Report {
 	return r
 }
 
-// oneLine keeps foreign text (names, targets, a plugin's own words) from making lines of its own in a report, or from
+// Printable keeps foreign text (names, targets, a plugin's own words) from making lines of its own in a report, or from
 // reaching a terminal as a command.
-func oneLine(s string) string {
+func Printable(s string) string {
 	clean := func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }
 	if strings.IndexFunc(s, clean) < 0 {
 		return s

@@ -90,7 +90,7 @@ func TestOneLine(t *testing.T) {
 		"plain text; ü 漢": "plain text; ü 漢", "a\nb": `a\nb`, "a\r\tb": `a\r\tb`, "\x1b[2J": `\x1b[2J`, "\x00": `\x00`, "\u0085": `\u0085`,
 		"\u2028": `\u2028`, "\u202e": `\u202e`, "\xff": `\ufffd`, "\u00a0": `\u00a0`, "'": "'", "": "",
 	} {
-		if got := oneLine(in); got != want || oneLine(got) != got {
+		if got := Printable(in); got != want || Printable(got) != got {
 			t.Errorf("%q became %q, want %q", in, got, want)
 		}
 	}
@@ -101,20 +101,20 @@ func summaryOf(r *Report) *Summary {
 	s := &Summary{Outcome: r.Outcome}
 	for _, p := range r.Plugins {
 		if p.Action == Failed {
-			s.Failed = append(s.Failed, Failure{p.Name, oneLine(p.Cause)})
+			s.Failed = append(s.Failed, Failure{p.Name, Printable(p.Cause)})
 		}
 	}
 	for _, w := range r.Warnings {
-		s.Warnings = append(s.Warnings, oneLine(w))
+		s.Warnings = append(s.Warnings, Printable(w))
 	}
 	for _, h := range r.Hints {
-		s.Hints = append(s.Hints, oneLine(h))
+		s.Hints = append(s.Hints, Printable(h))
 	}
 	if r.Outcome != Staged && r.Outcome != Planned {
-		s.Message = oneLine(r.Message)
+		s.Message = Printable(r.Message)
 		return s
 	}
-	s.Version, s.Bundle, s.BinDir = r.Version, r.Bundle, oneLine(r.BinDir)
+	s.Version, s.Bundle, s.BinDir = r.Version, r.Bundle, Printable(r.BinDir)
 	s.New, s.Replaced, s.Unchanged = r.Count(New), r.Count(Replaced), r.Count(Unchanged)
 	return s
 }

@@ -73,10 +73,18 @@ func Run(ctx context.Context, b *bundle.Bundle, o Options) *Report {
 		return refuse(err)
 	}
 	defer dir.Close()
+	if self, err := dir.Self(); err == nil && b.Holds(self) {
+		return refuse(&BinDirError{o.shown(), ErrIsBundle})
+	}
 	run := &run{ctx: ctx, b: b, o: o, dir: dir, report: r}
 	if err := run.do(); err != nil {
-		return refuse(err)
+		refused := refuse(err)
+		if errors.Is(err, ErrReplaced) { // what was done in the directory that is no longer used
+			refused.Plugins = run.results()
+		}
+		return refused
 	}
+	r.Plugins = run.results()
 	return r
 }
 
@@ -92,6 +100,8 @@ func (e *BinDirError) Unwrap() error { return e.Err }
 var (
 	// ErrNotMounted says that a bin dir is the container's own directory and not the host's.
 	ErrNotMounted = errors.New("is not a mount point: nothing staged there would reach the host")
+	// ErrIsBundle says that the bin dir is a part of the bundle, which staging would damage.
+	ErrIsBundle = errors.New("is a part of the bundle")
 	// ErrReplaced says that the open bin dir is no longer the one that the host uses.
 	ErrReplaced = errors.New("this directory was replaced on the host; restart the pod")
 )
@@ -225,12 +235,19 @@ func (r *run) do() error {
 		}
 	}
 	for _, p := range r.work {
-		r.report.Plugins = append(r.report.Plugins, p.result())
 		if p.Err == nil && p.warning != nil {
 			r.warn("%s: staged, but %s", p.Plugin.Name, p.warning)
 		}
 	}
 	return nil
+}
+
+func (r *run) results() []Result {
+	results := make([]Result, len(r.work))
+	for i, p := range r.work {
+		results[i] = p.result()
+	}
+	return results
 }
 
 // checkBundle holds every byte of the bundle to its manifest before anything else is done: a plugin that is not to be

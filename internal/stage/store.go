@@ -66,6 +66,7 @@ type store struct {
 	staged    *hostdir.Dir
 	marked    bool // this run has marks in staged
 	slots     map[string]*hostdir.Dir
+	change    bool // the run is to change something, and may put modes right
 }
 
 // OwnerError says that the folder in the bin dir belongs to somebody else, who could change what lies in it.
@@ -92,19 +93,25 @@ func inStore(err error) error {
 	return err
 }
 
-// TakenError says that something else stands where the folder, or one of its directories, should be.
-type TakenError struct{ Path string } // below the bin dir
+// TakenError says that something else, a mount too, stands where the folder, or one of its directories, should be.
+type TakenError struct {
+	Path    string // below the bin dir
+	Mounted bool
+}
 
-func (e *TakenError) Error() string { return e.Path + " is not a directory" }
+func (e *TakenError) Error() string {
+	if e.Mounted {
+		return e.Path + " is a mount point"
+	}
+	return e.Path + " is not a directory"
+}
 
 // openStore opens the folder if it is there. It must be called with the bin dir's lock held, or nothing to wait for: the
 // folder may come and go with another staging. Only if it may be changed is the folder's mode put right.
 func openStore(bin *hostdir.Dir, change bool) (*store, error) {
 	s := &store{bin: bin, slots: make(map[string]*hostdir.Dir)}
+	s.change = change
 	dir, err := s.sub(bin, storeName)
-	if err == nil {
-		dir, err = s.claim(dir, change)
-	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
 	}
@@ -120,20 +127,31 @@ func openStore(bin *hostdir.Dir, change bool) (*store, error) {
 	return s, inStore(err)
 }
 
-// sub opens the directory name in parent. If what stands there is anything else, the error is a *TakenError.
+// sub opens the directory name in parent, which must be this user's and no mount of something else: whoever could change
+// what lies in it could have staging publish or forget what they like. If something else stands there, the error is a
+// *TakenError. If the run may change anything, its mode is put right.
 func (s *store) sub(parent *hostdir.Dir, name string) (*hostdir.Dir, error) {
+	path := strings.TrimPrefix(parent.Path()+"/"+name, s.bin.Path()+"/")
 	dir, err := parent.Sub(name)
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
-		err = &TakenError{strings.TrimPrefix(parent.Path()+"/"+name, s.bin.Path()+"/")}
+		err = &TakenError{path, false}
 	}
-	return dir, err
+	if err != nil {
+		return nil, err
+	}
+	return claim(dir, path, s.change)
 }
 
-// claim makes sure that an opened folder is this user's and, if it may be changed, nobody else's business.
-func (s *store) claim(dir *hostdir.Dir, change bool) (*hostdir.Dir, error) {
+func claim(dir *hostdir.Dir, path string, change bool) (*hostdir.Dir, error) {
 	e, err := dir.Self()
 	if err == nil && e.UID != uint32(os.Geteuid()) {
-		err = &OwnerError{storeName, e.UID}
+		err = &OwnerError{path, e.UID}
+	}
+	if err == nil {
+		var mounted bool
+		if mounted, err = dir.MountPoint(); err == nil && mounted {
+			err = &TakenError{path, true}
+		}
 	}
 	if err == nil && e.Perm != storePerm && change {
 		err = dir.Chmod(storePerm)
@@ -183,9 +201,6 @@ func (s *store) openLocked(at **hostdir.Dir, name string) (*hostdir.Dir, error) 
 	}
 	if s.dir == nil {
 		dir, created, err := s.ensure(s.bin, storeName)
-		if err == nil {
-			dir, err = s.claim(dir, true)
-		}
 		if err != nil {
 			return nil, inStore(err)
 		}
@@ -286,12 +301,13 @@ func mark(name, what string) string { return name + "@" + what }
 
 // ours says whether the file of this digest and entry under name is one that staging put there and nobody has touched.
 // The marks are looked at when it is asked, so that what another run has published since this one began counts as well.
-func (s *store) ours(name, digest string, e hostdir.Entry) bool {
+// known is false if that cannot be found out.
+func (s *store) ours(name, digest string, e hostdir.Entry) (ours, known bool) {
 	if s.staged == nil || !exact(e) {
-		return false
+		return false, true
 	}
 	_, err := s.staged.Stat(mark(name, digest))
-	return err == nil
+	return err == nil, err == nil || errors.Is(err, fs.ErrNotExist)
 }
 
 // exact says whether a file's metadata is what staging leaves.
@@ -438,7 +454,8 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 	// Before the exchange it is our new file, with the digest that its name says; after it, it may be our last one.
 	// A digest that is not known proves nothing.
 	unpublished := exact(e) && digest == swapDigest(swap) && digest != unreadDigest
-	if !keep || unpublished || s.ours(name, digest, e) {
+	ours, known := s.ours(name, digest, e)
+	if !keep || unpublished || ours {
 		return "", slot.Remove(swap)
 	}
 	files, err := slot.Names()
@@ -454,6 +471,10 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 		}
 		if err != nil {
 			return "", err
+		}
+		// What may be one of ours after all pushes out nobody's: neither a file that could not be read, nor one whose mark could not.
+		if digest == unreadDigest || !known {
+			return file, nil
 		}
 		for len(kept) >= keepOriginals {
 			if err := slot.Remove(kept[0].file); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -483,7 +504,7 @@ func (s *store) giveBack(ctx context.Context, slot *hostdir.Dir, name, swap stri
 	if err != nil {
 		return stuck(err)
 	}
-	if !(exact(there) && digest == swapDigest(swap)) && !s.ours(name, digest, there) {
+	if ours, _ := s.ours(name, digest, there); !ours && !(exact(there) && digest == swapDigest(swap)) {
 		return stuck(errContended)
 	}
 	if err := exchange(s.bin, slot, swap, name); err != nil {

@@ -106,10 +106,7 @@ func verifyOne(ctx context.Context, p bundle.Plugin, dir *hostdir.Dir, noProbe b
 		return c
 	}
 	c.Found, c.OK = Found{State: Equal}, true
-	if noProbe {
-		return c
-	}
-	err = probeFile(ctx, f, e.Size, filepath.Join(dir.Path(), p.Name), p.Name)
+	err = probeFile(ctx, f, e.Size, filepath.Join(dir.Path(), p.Name), p.Name, noProbe)
 	failure, warning := plugin.MustAnswer(p.Role.Reference(), err)
 	switch {
 	case failure != nil:

@@ -4,7 +4,7 @@ CLUSTER := $(OUT)/cluster
 ARCH    := $(shell go env GOARCH)
 
 .PHONY: cluster-build
-cluster-build: # etcd, Kubernetes and Helm from their pins; the first time it takes minutes
+cluster-build: ## etcd, Kubernetes and Helm from their pins; the first time it takes minutes
 	@mkdir -p $(CLUSTER)
 	@cd test/cluster && CGO_ENABLED=0 go build -trimpath -o $(abspath $(CLUSTER))/cluster .
 	@$(CLUSTER)/cluster -dir $(CLUSTER) build
@@ -29,7 +29,7 @@ cluster-smoke: cluster-build build bundle $(CLUSTER)/image.tar ## the failure, t
 	$(CLUSTER_TEST) -run 'TestScenario(01|02|08)$$' ./scenario
 
 .PHONY: ring-cluster
-ring-cluster: cluster # a real Kubernetes node, the image and the charts
+ring-cluster: cluster ## a real Kubernetes node, the image and the charts
 
 .PHONY: cluster-up
 cluster-up: cluster-build $(CLUSTER)/image.tar ## start a Kubernetes node on this machine, leave it running, and say how to use it (as root)

@@ -5,4 +5,4 @@ guest: build bundle ## attach networks on a kernel that has every kind, in a vir
 		go test -v -count=1 -timeout 20m ./...
 
 .PHONY: ring-guest
-ring-guest: guest # ipvlan, vlan, vrf and VLAN filtering, which build machines' kernels have not
+ring-guest: guest ## ipvlan, vlan, vrf and VLAN filtering, which build machines' kernels have not
