@@ -378,3 +378,33 @@ func TestDiskThatDoesNotSync(t *testing.T) {
 		t.Fatalf("kept %v", kept)
 	}
 }
+
+// Something else may be mounted in the folder, of the same file system too: nothing of it is cleared away.
+func TestMountsInTheFolderAreLeft(t *testing.T) {
+	for _, at := range []string{".chandler/tmp/left", ".chandler/tmp", ".chandler"} {
+		t.Run(at, func(t *testing.T) {
+			precious, dir := t.TempDir(), t.TempDir()
+			write(t, filepath.Join(precious, "file"), "gold", 0o644)
+			write(t, filepath.Join(mkdir(t, filepath.Join(precious, "sub")), "file"), "gold", 0o644)
+			path := mkdir(t, filepath.Join(dir, at))
+			if err := os.Chmod(filepath.Join(dir, ".chandler"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			bind(t, precious, path, 0)
+			before := tree(t, precious)
+			o := stage(t, ring.few, dir)
+			unchanged(t, before, tree(t, precious))
+			if at == ".chandler/tmp/left" {
+				o.counts(t, 4, 0, 0, 0)
+				o.says(t, "leftovers of an earlier run stay")
+				return
+			}
+			o.counts(t, 0, 0, 0, 4)
+			for name, cause := range o.failed() {
+				if cause != at+" is a mount point" {
+					t.Errorf("%s: %s", name, cause)
+				}
+			}
+		})
+	}
+}
