@@ -123,8 +123,8 @@ func onNoExec(path string) bool {
 		return false
 	}
 	defer dir.Close()
-	fsys, err := dir.FileSystem()
-	return err == nil && fsys.NoExec
+	noExec, err := dir.NoExec()
+	return err == nil && noExec
 }
 
 func immutable(path, name string) bool {

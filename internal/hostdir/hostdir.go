@@ -338,24 +338,11 @@ func (d *Dir) MountPoint() (bool, error) {
 	return err == nil && self.Dev != above.Dev, err
 }
 
-// FileSystem is what matters of the file system a directory lies on.
-type FileSystem struct {
-	ReadOnly bool
-	NoExec   bool // files on it cannot be executed through this mount
-	Overlay  bool // what is written here hides, and does not replace, what the lower layers hold
-}
-
-// FileSystem describes the file system that the directory lies on.
-func (d *Dir) FileSystem() (FileSystem, error) {
+// NoExec says whether files in the directory cannot be executed, because of how its file system is mounted here.
+func (d *Dir) NoExec() (bool, error) {
 	var st unix.Statfs_t
-	if err := retry(func() error { return unix.Fstatfs(d.fd, &st) }); err != nil {
-		return FileSystem{}, d.fail("statfs", "", err)
-	}
-	return FileSystem{
-		ReadOnly: st.Flags&unix.ST_RDONLY != 0,
-		NoExec:   st.Flags&unix.ST_NOEXEC != 0,
-		Overlay:  st.Type == unix.OVERLAYFS_SUPER_MAGIC,
-	}, nil
+	err := retry(func() error { return unix.Fstatfs(d.fd, &st) })
+	return st.Flags&unix.ST_NOEXEC != 0, d.fail("statfs", "", err)
 }
 
 func (d *Dir) join(name string) string {

@@ -142,6 +142,8 @@ func (s *store) sub(parent *hostdir.Dir, name string) (*hostdir.Dir, error) {
 	return claim(dir, path, s.change)
 }
 
+// claim makes sure that an opened directory is this user's and no mount, and closes it if it is not. If the run may change
+// anything, nobody else may enter it from then on.
 func claim(dir *hostdir.Dir, path string, change bool) (*hostdir.Dir, error) {
 	e, err := dir.Self()
 	if err == nil && e.UID != uint32(os.Geteuid()) {

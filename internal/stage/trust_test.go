@@ -107,7 +107,7 @@ func TestUnreadOriginalsPushOutNobodys(t *testing.T) {
 // What lies in the folder is trusted, so each directory of it has to be ours.
 func TestDirectoriesOfSomebodyElse(t *testing.T) {
 	if os.Geteuid() != 0 {
-		return // only root can make them; the root ring holds it
+		t.Skip("only root can give a directory away")
 	}
 	for _, sub := range []string{stagedName, tmpName, originalsName, originalsName + "/bridge"} {
 		t.Run(sub, func(t *testing.T) {
