@@ -133,7 +133,7 @@ func sources(t testing.TB, dir string) string {
 // The table of last lines is those that the code writes.
 func TestGuideLastLines(t *testing.T) {
 	const dir = "/opt/cni/bin"
-	refused := func(err error) string { return stage.RefuseFor(dir, err).LastLine() }
+	refused := func(err error) string { return stage.Staging.RefuseFor(dir, err).LastLine() }
 	replaced := refused(&stage.BinDirError{Path: dir, Err: stage.ErrReplaced})
 	can := []string{
 		stage.Skip(dir, "no bundle at /cni-plugins").LastLine(),
