@@ -26,6 +26,7 @@ type Distribution struct {
 	Capabilities []string `yaml:"capabilities"`
 	SELinuxType  string   `yaml:"seLinuxType"`
 	Staging      bool     `yaml:"staging"`
+	Policy       string   `yaml:"policy"`
 	Ships        []string `yaml:"ships"`
 	Form         string   `yaml:"form"`
 	Caveat       string   `yaml:"caveat"`
@@ -82,6 +83,9 @@ var (
 	validCapability = regexp.MustCompile(`^[A-Z][A-Z_]*$`)
 )
 
+// policies are those that make sense for all names of a directory; "never" would be staging turned off.
+var policies = []string{"replace", "newer", "missing"}
+
 func (d Distribution) check() error {
 	switch {
 	case !validName.MatchString(d.Name):
@@ -92,6 +96,8 @@ func (d Distribution) check() error {
 		return fmt.Errorf("binDir: %q is not a clean absolute path", d.BinDir)
 	case !clean(d.ConfDir):
 		return fmt.Errorf("confDir: %q is not a clean absolute path", d.ConfDir)
+	case !slices.Contains(policies, d.Policy):
+		return fmt.Errorf("policy: %q is none of %s", d.Policy, strings.Join(policies, ", "))
 	}
 	for _, c := range d.Capabilities {
 		if !validCapability.MatchString(c) || strings.HasPrefix(c, "CAP_") {
