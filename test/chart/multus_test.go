@@ -203,14 +203,15 @@ func TestDistributions(t *testing.T) {
 	for name, want := range map[string]struct {
 		binDir, confDir string
 		staged          bool
+		policy          []any
 		add             []any
 		seLinux         any
 	}{
-		"talos":          {"/opt/cni/bin", "/etc/cni/net.d", true, nil, nil},
-		"generic":        {"/opt/cni/bin", "/etc/cni/net.d", true, nil, "spc_t"},
-		"k3s":            {"/var/lib/rancher/k3s/data/cni", "/var/lib/rancher/k3s/agent/etc/cni/net.d", true, nil, "spc_t"},
-		"k3s-no-flannel": {"/opt/cni/bin", "/etc/cni/net.d", true, nil, "spc_t"},
-		"kubespray":      {"/opt/cni/bin", "/etc/cni/net.d", false, []any{"DAC_OVERRIDE"}, "spc_t"},
+		"talos":          {"/opt/cni/bin", "/etc/cni/net.d", true, nil, nil, nil},
+		"generic":        {"/opt/cni/bin", "/etc/cni/net.d", true, nil, nil, "spc_t"},
+		"k3s":            {"/var/lib/rancher/k3s/data/cni", "/var/lib/rancher/k3s/agent/etc/cni/net.d", true, []any{"--policy=missing"}, nil, "spc_t"},
+		"k3s-no-flannel": {"/opt/cni/bin", "/etc/cni/net.d", true, nil, nil, "spc_t"},
+		"kubespray":      {"/opt/cni/bin", "/etc/cni/net.d", false, nil, []any{"DAC_OVERRIDE"}, "spc_t"},
 	} {
 		all := release{}.objects(t, "distribution: "+name)
 		checkPaths(t, all, want.binDir, want.confDir)
@@ -225,6 +226,12 @@ func TestDistributions(t *testing.T) {
 		}
 		if got := at(security, "seLinuxOptions", "type"); got != want.seLinux {
 			t.Errorf("%s: the SELinux type is %v", name, got)
+		}
+		if got := policyArgs(t, "distribution: "+name+"\nstageCniPlugins: on"); !reflect.DeepEqual(got, want.policy) {
+			t.Errorf("%s: the policy is %v", name, got)
+		}
+		if got := policyArgs(t, "{stageCniPlugins: on, stagePolicy: replace, distribution: "+name+"}"); got != nil {
+			t.Errorf("%s: what is given does not go before the distribution: %v", name, got)
 		}
 		all = release{}.objects(t, "distribution: "+name+"\nstageCniPlugins: 0")
 		if at(all.pod(t), "initContainers", "install-cni-plugins") != nil {
@@ -283,7 +290,8 @@ func checkPaths(t *testing.T, all objects, binDir, confDir string) {
 	}
 	if at(pod, "initContainers", "install-cni-plugins") != nil {
 		got["stager's mount"], want["stager's mount"] = mount("initContainers", "install-cni-plugins", "cnibin"), "/host"+binDir
-		got["stager's command"] = fmt.Sprint(at(pod, "initContainers", "install-cni-plugins", "args"))
+		args := at(pod, "initContainers", "install-cni-plugins", "args").([]any)
+		got["stager's command"] = fmt.Sprint(args[:min(5, len(args))])
 		want["stager's command"] = "[stage --init --bundle=/cni-plugins --bin-dir=/host" + binDir + " --shown-as=" + binDir + "]"
 	}
 	for what := range want {

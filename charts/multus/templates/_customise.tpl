@@ -189,6 +189,7 @@ merged in. Objects are changed where they are; nothing is printed.
 {{- $_ := set . "command" $command -}}
 {{- $init = append $init . -}}
 {{- if $s.stage -}}{{- $init = append $init (include "multus.stage" $s | fromJson) -}}{{- end -}}
+{{- if $s.restore -}}{{- $init = append $init (include "multus.restore" $s | fromJson) -}}{{- end -}}
 {{- end -}}
 {{- $_ := set $pod "initContainers" $init -}}
 {{- end -}}
@@ -209,24 +210,45 @@ merged in. Objects are changed where they are; nothing is printed.
 {{- /*
 multus.stage is the container that stages the plugins, as JSON. --init comes first: it makes every outcome exit 0, also one
 that an older image has no word for, because an init container that fails would leave the node's CNI with no daemon behind
-it. The directory is mounted at /host and its own path, as install-multus-binary has it, so that the two show one path.
+it. What is the program's own default is not said, so that an upgrade of the chart alone replaces no pod.
 */ -}}
 {{- define "multus.stage" -}}
-{{- $target := printf "/host%s" .binDir -}}
+{{- $args := list "stage" "--init" "--bundle=/cni-plugins" (printf "--bin-dir=/host%s" .binDir) (printf "--shown-as=%s" .binDir) -}}
+{{- if ne .policy "replace" -}}{{- $args = append $args (printf "--policy=%s" .policy) -}}{{- end -}}
+{{- $policy := .policy -}}
+{{- range $plugin, $own := .policies -}}
+{{- if ne $own $policy -}}{{- $args = append $args (printf "--policy-for=%s=%s" $plugin $own) -}}{{- end -}}
+{{- end -}}
+{{- if ne .unknown "replace" -}}{{- $args = append $args (printf "--unknown=%s" .unknown) -}}{{- end -}}
+{{- include "multus.chandler" (dict "s" . "name" "install-cni-plugins" "args" $args) -}}
+{{- end -}}
+
+{{- /* multus.restore is the container that takes back what staging did, as JSON. It needs what staging needs, and no bundle. */ -}}
+{{- define "multus.restore" -}}
+{{- $args := list "restore" "--init" (printf "--bin-dir=/host%s" .binDir) (printf "--shown-as=%s" .binDir) -}}
+{{- include "multus.chandler" (dict "s" . "name" "restore-cni-plugins" "args" $args) -}}
+{{- end -}}
+
+{{- /*
+multus.chandler, of (dict "s" SETTINGS "name" NAME "args" LIST), is an init container that runs chandler on binDir, as JSON. The
+directory is mounted at /host and its own path, as install-multus-binary has it, so that the two show one path.
+*/ -}}
+{{- define "multus.chandler" -}}
+{{- $s := .s -}}
 {{- $security := dict
       "allowPrivilegeEscalation" false
       "capabilities" (dict "drop" (list "ALL"))
       "readOnlyRootFilesystem" true -}}
-{{- if .capabilities -}}{{- $_ := set $security.capabilities "add" .capabilities -}}{{- end -}}
-{{- if .seLinuxType -}}{{- $_ := set $security "seLinuxOptions" (dict "type" .seLinuxType "level" "s0") -}}{{- end -}}
+{{- if $s.capabilities -}}{{- $_ := set $security.capabilities "add" $s.capabilities -}}{{- end -}}
+{{- if $s.seLinuxType -}}{{- $_ := set $security "seLinuxOptions" (dict "type" $s.seLinuxType "level" "s0") -}}{{- end -}}
 {{- $container := dict
-      "name" "install-cni-plugins"
+      "name" .name
       "command" (list "/usr/bin/chandler")
-      "args" (list "stage" "--init" "--bundle=/cni-plugins" (printf "--bin-dir=%s" $target) (printf "--shown-as=%s" .binDir))
+      "args" .args
       "resources" (dict "requests" (dict "cpu" "10m"))
       "securityContext" $security
       "terminationMessagePolicy" "FallbackToLogsOnError"
-      "volumeMounts" (list (dict "name" "cnibin" "mountPath" $target)) -}}
-{{- include "multus.container" (dict "container" $container "s" . "memory" .memory.installCniPlugins) -}}
+      "volumeMounts" (list (dict "name" "cnibin" "mountPath" (printf "/host%s" $s.binDir))) -}}
+{{- include "multus.container" (dict "container" $container "s" $s "memory" $s.memory.installCniPlugins) -}}
 {{- toJson $container -}}
 {{- end -}}
