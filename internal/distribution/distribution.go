@@ -27,6 +27,7 @@ type Distribution struct {
 	SELinuxType  string   `yaml:"seLinuxType"`
 	Staging      bool     `yaml:"staging"`
 	Policy       string   `yaml:"policy"`
+	LinkTargets  string   `yaml:"linkTargets"`
 	Ships        []string `yaml:"ships"`
 	Form         string   `yaml:"form"`
 	Caveat       string   `yaml:"caveat"`
@@ -96,6 +97,8 @@ func (d Distribution) check() error {
 		return fmt.Errorf("binDir: %q is not a clean absolute path", d.BinDir)
 	case !clean(d.ConfDir):
 		return fmt.Errorf("confDir: %q is not a clean absolute path", d.ConfDir)
+	case d.LinkTargets != "" && (path.IsAbs(d.LinkTargets) || !clean(path.Join(d.BinDir, d.LinkTargets))):
+		return fmt.Errorf("linkTargets: %q leads from binDir to no folder", d.LinkTargets)
 	case !slices.Contains(policies, d.Policy):
 		return fmt.Errorf("policy: %q is none of %s", d.Policy, strings.Join(policies, ", "))
 	}

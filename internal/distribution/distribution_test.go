@@ -51,6 +51,7 @@ func TestCheck(t *testing.T) {
 		"confDir":      func(d *Distribution) { d.ConfDir = "etc/cni/net.d" },
 		"capabilities": func(d *Distribution) { d.Capabilities = []string{"CAP_DAC_OVERRIDE"} },
 		"name":         func(d *Distribution) { d.Name = "Some" },
+		"linkTargets":  func(d *Distribution) { d.LinkTargets = "../../.." },
 		"policy":       func(d *Distribution) { d.Policy = "" },
 		"caveat":       func(d *Distribution) { d.Caveat = "" },
 	} {

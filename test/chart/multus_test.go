@@ -255,6 +255,42 @@ func TestDistributions(t *testing.T) {
 	}
 }
 
+// Where names are links out of the directory, the daemon sees what they lead to under the same path, and nobody else does.
+func TestLinkTargets(t *testing.T) {
+	for values, want := range map[string]any{
+		"distribution: k3s": "/var/lib/rancher/k3s/data",
+		"{distribution: k3s, binDir: /srv/k3s/data/cni, confDir: /srv/k3s/agent/etc/cni/net.d}": "/srv/k3s/data",
+		"{distribution: k3s, stageCniPlugins: false}":                                           "/var/lib/rancher/k3s/data",
+		"{distribution: k3s, binDir: /cni}":                                                     nil,
+		"distribution: k3s-no-flannel":                                                          nil,
+		"distribution: generic":                                                                 nil,
+		"distribution: talos":                                                                   nil,
+		"":                                                                                      nil,
+	} {
+		pod := release{}.objects(t, values).pod(t)
+		if got := at(pod, "volumes", "cni-link-targets", "hostPath", "path"); got != want {
+			t.Errorf("%s: the volume is %v", values, got)
+		}
+		mount := at(pod, "containers", "kube-multus", "volumeMounts", "cni-link-targets")
+		if got := at(mount, "mountPath"); got != want || want != nil && at(mount, "readOnly") != true {
+			t.Errorf("%s: the daemon's mount is %v", values, mount)
+		}
+		for _, c := range pod["initContainers"].([]any) {
+			if at(c, "volumeMounts", "cni-link-targets") != nil {
+				t.Errorf("%s: %v mounts it", values, at(c, "name"))
+			}
+		}
+	}
+	for values, says := range map[string]string{
+		"{distribution: k3s, binDir: /usr/src/cni}":  "binDir: its links lead to /usr/src, which mounted there would hide /usr/src/multus-cni/bin/multus-daemon",
+		"{distribution: k3s, binDir: /host/run/cni}": "binDir: its links lead to /host/run, where container kube-multus has its volume host-run",
+	} {
+		if got := (release{}).refused(t, values); !strings.Contains(got, says) {
+			t.Errorf("%s: %s", values, got)
+		}
+	}
+}
+
 // checkPaths holds every place that names one of the two directories to it.
 func checkPaths(t *testing.T, all objects, binDir, confDir string) {
 	t.Helper()

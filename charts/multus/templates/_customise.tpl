@@ -165,6 +165,19 @@ merged in. Objects are changed where they are; nothing is printed.
 {{- if hasPrefix (printf "%s/" $s.binDir) (first .command) -}}
 {{- fail (printf "binDir: mounted at %s it would hide %s, which container %s runs" $s.binDir (first .command) .name) -}}
 {{- end -}}
+{{- if $s.linkTargets -}}
+{{- /* The daemon follows a link to see whether there is a plugin behind it, in its own file system; only then does it run it in the
+host's. */ -}}
+{{- range .volumeMounts -}}
+{{- if eq $s.linkTargets (clean .mountPath) -}}
+{{- fail (printf "binDir: its links lead to %s, where container %s has its volume %s" $s.linkTargets $container.name .name) -}}
+{{- end -}}
+{{- end -}}
+{{- if hasPrefix (printf "%s/" $s.linkTargets) (first .command) -}}
+{{- fail (printf "binDir: its links lead to %s, which mounted there would hide %s, which container %s runs" $s.linkTargets (first .command) .name) -}}
+{{- end -}}
+{{- $_ := set . "volumeMounts" (append .volumeMounts (dict "name" "cni-link-targets" "mountPath" $s.linkTargets "readOnly" true)) -}}
+{{- end -}}
 {{- /* The API server's token for the daemon alone; with automounting it would reach every container of the pod. */ -}}
 {{- $_ := set . "volumeMounts" (append .volumeMounts (dict "name" "service-account-token" "mountPath" "/var/run/secrets/kubernetes.io/serviceaccount" "readOnly" true)) -}}
 {{- end -}}
@@ -173,6 +186,10 @@ merged in. Objects are changed where they are; nothing is printed.
       (dict "serviceAccountToken" (dict "path" "token" "expirationSeconds" 3607))
       (dict "configMap" (dict "name" "kube-root-ca.crt" "items" (list (dict "key" "ca.crt" "path" "ca.crt"))))
       (dict "downwardAPI" (dict "items" (list (dict "path" "namespace" "fieldRef" (dict "apiVersion" "v1" "fieldPath" "metadata.namespace"))))))))) -}}
+
+{{- if $s.linkTargets -}}
+{{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "cni-link-targets" "hostPath" (dict "path" $s.linkTargets))) -}}
+{{- end -}}
 
 {{- $init := list -}}
 {{- range $container := $pod.initContainers -}}

@@ -24,6 +24,8 @@ that none of them meets a value that is absent, null or badly spelled.
 {{- $_ := set $s "binDir" (include "multus.path" (list "binDir" (kindIs "invalid" $v.binDir | ternary $distribution.binDir $v.binDir))) -}}
 {{- $_ := set $s "confDir" (include "multus.path" (list "confDir" (kindIs "invalid" $v.confDir | ternary $distribution.confDir $v.confDir))) -}}
 {{- $_ := set $s "stage" (eq "true" (include "multus.flag" (list "stageCniPlugins" $v.stageCniPlugins $distribution.staging "leave it unset, or null, to follow distribution"))) -}}
+{{- $targets := clean (printf "%s/%s" $s.binDir ($distribution.linkTargets | default ".")) -}}
+{{- $_ := set $s "linkTargets" (or (eq $targets $s.binDir) (eq $targets "/") | ternary "" $targets) -}}
 {{- /* Judged also where nothing is staged: a mistake in them would wait for the day that staging is turned on. */ -}}
 {{- $_ := set $s "policy" (include "chandler.policy" (list "stagePolicy" (kindIs "invalid" $v.stagePolicy | ternary $distribution.policy $v.stagePolicy) "leave it unset, or null, to follow distribution")) -}}
 {{- $_ := set $s "policies" (include "chandler.policies" (list "stagePolicyFor" $v.stagePolicyFor) | fromJson) -}}
