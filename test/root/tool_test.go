@@ -5,6 +5,8 @@ package root
 import (
 	"bytes"
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +20,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -767,4 +770,16 @@ func disk(t testing.TB, kind string, size int64) (at, image string) {
 	}
 	t.Cleanup(func() { unmount(t, at) })
 	return at, image
+}
+
+// originalsName says whether a name is one that an original has once everything is settled.
+func originalsName(name string) bool {
+	n, digest, ok := strings.Cut(name, "-")
+	_, err := strconv.Atoi(n)
+	return ok && err == nil && len(digest) == 64
+}
+
+func digestOf(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
 }
