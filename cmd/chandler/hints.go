@@ -15,7 +15,7 @@ import (
 )
 
 // hints says what would help, once each, from the types of what went wrong.
-func hints(r *stage.Report, o stage.Options) []string {
+func hints(task stage.Task, r *stage.Report, o stage.Options) []string {
 	var found []string
 	add := func(format string, args ...any) {
 		hint := fmt.Sprintf(format, args...)
@@ -26,7 +26,7 @@ func hints(r *stage.Report, o stage.Options) []string {
 		}
 		found = append(found, hint)
 	}
-	if h := refusalHint(r.Err, o); h != "" {
+	if h := refusalHint(task, r.Err, o); h != "" {
 		add("%s", h)
 	}
 	for _, p := range r.Plugins {
@@ -34,7 +34,11 @@ func hints(r *stage.Report, o stage.Options) []string {
 		var taken *stage.TakenError
 		var probe *stage.ProbeError
 		switch {
+		case p.Reason == stage.IsNewer:
+			add("the node has newer plugins than this bundle, and --policy newer keeps them; --policy replace brings the bundle's all the same")
 		case p.Err == nil:
+		case errors.Is(p.Err, stage.ErrNotKept):
+			add("what was not kept, or was purged, cannot be put back; where nothing needs the staged file, remove it by hand")
 		case errors.As(p.Err, &owner):
 			add("somebody else made %s; look at what lies there and move it away: staging makes its own, and trusts what is in it", owner.Path)
 		case errors.As(p.Err, &taken):
@@ -79,14 +83,19 @@ func ownLimit(err error) bool {
 	return false
 }
 
-func refusalHint(err error, o stage.Options) string {
+func refusalHint(task stage.Task, err error, o stage.Options) string {
 	var binDir *stage.BinDirError
 	var newer *bundle.NewerFormatError
 	var damage *bundle.DamageError
 	switch {
 	case errors.Is(err, stage.ErrNotMounted):
 		return "mount the host's directory there, or leave out --init"
+	case errors.Is(err, stage.ErrBusy):
+		return "run it again when the other is done, or let it wait longer (--lock-wait)"
 	case errors.As(err, &binDir) && errors.Is(err, fs.ErrNotExist):
+		if task == stage.Restoring {
+			return ""
+		}
 		if o.Create {
 			return "without --dry-run it would be made"
 		}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -33,7 +34,7 @@ func run(ctx context.Context, streams cli.Streams, args []string) (code int) {
 			fmt.Fprintf(streams.Err, "chandler: panic: %v\n%s", p, debug.Stack())
 			code = cli.Failed
 			if lenient {
-				code = lastWords(streams, args, stage.Break("", fmt.Sprintf("panic: %v", p)))
+				code = lastWords(streams, args, taskOf(args).Break("", fmt.Sprintf("panic: %v", p)))
 			}
 		}
 	}()
@@ -47,12 +48,12 @@ func run(ctx context.Context, streams cli.Streams, args []string) (code int) {
 		}
 		return code
 	}
-	if lenient && stages(root, args) {
+	if lenient && hasReport(root, args) {
 		what := err.Error()
 		if code == cli.Usage {
 			what = "wrong usage: " + what
 		}
-		return lastWords(streams, args, stage.Refuse("", what))
+		return lastWords(streams, args, taskOf(args).Refuse("", what))
 	}
 	fmt.Fprintln(streams.Err, "chandler:", err)
 	if lenient {
@@ -61,11 +62,19 @@ func run(ctx context.Context, streams cli.Streams, args []string) (code int) {
 	return code
 }
 
-// stages says whether a command line is for staging, or for something that this program does not know and may be that: only
-// then do its last words belong in the termination log.
-func stages(root *cobra.Command, args []string) bool {
+// hasReport says whether a command line is for staging or restoring, or for something that this program does not know and may
+// be that: only then do its last words belong in the termination log.
+func hasReport(root *cobra.Command, args []string) bool {
 	cmd, _, err := root.Find(args)
-	return err != nil || cmd == root || cmd.Name() == "stage"
+	return err != nil || cmd == root || cmd.Name() == string(stage.Staging) || cmd.Name() == string(stage.Restoring)
+}
+
+// taskOf says which of the two a command line is for, by hand: it may be one that cannot be parsed.
+func taskOf(args []string) stage.Task {
+	if slices.Contains(args, string(stage.Restoring)) && !slices.Contains(args, string(stage.Staging)) {
+		return stage.Restoring
+	}
+	return stage.Staging
 }
 
 // lastWords says on stderr and in the termination log why the work was not done, and succeeds.
@@ -77,9 +86,10 @@ func lastWords(streams cli.Streams, args []string, why *stage.Report) int {
 }
 
 const exitTable = `Exit codes of every command:
-  0  done; for stage also when plugins failed, so that an init container completes
-  1  stage --strict: not every plugin is in place; stage: the bin dir cannot be used; verify: not as the bundle says
-     inspect: a file cannot be read
+  0  done; for stage and restore also when plugins failed, so that an init container completes
+  1  stage --strict: not every plugin is in place; restore --strict: not every plugin could be restored
+     stage, restore, originals: the bin dir cannot be used; restore, originals: a name is not known
+     verify: not as the bundle says; inspect: a file cannot be read
   2  wrong usage: nothing was attempted
 With --init it is 0 in every case, wrong usage and a panic included; what ends the process itself is beyond it (a signal
 before it runs, a limit too low to run in).`
@@ -95,7 +105,7 @@ func newRoot(streams cli.Streams) *cobra.Command {
 		SilenceUsage:  true,
 	})
 	cli.Prepare(root, streams)
-	root.PersistentFlags().Bool(initFlag, false, "exit 0 in every case and, to stage, require the bin dir to be a mount point; for init containers")
-	root.AddCommand(newInspect(streams), newStage(streams), newVerify(streams))
+	root.PersistentFlags().Bool(initFlag, false, "exit 0 in every case and, to stage or restore, require the bin dir to be a mount point; for init containers")
+	root.AddCommand(newInspect(streams), newOriginals(streams), newRestore(streams), newStage(streams), newVerify(streams))
 	return root
 }

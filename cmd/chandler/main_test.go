@@ -22,6 +22,7 @@ import (
 
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/hostdir"
+	"github.com/chandler-cni/chandler/internal/plugin"
 	"github.com/chandler-cni/chandler/internal/plugin/plugintest"
 	"github.com/chandler-cni/chandler/internal/stage"
 )
@@ -32,6 +33,7 @@ func TestMain(m *testing.M) {
 		// chandler with a fault in the middle of its work.
 		"chandler-panics": func() {
 			stageRun = func(context.Context, *bundle.Bundle, stage.Options) *stage.Report { panic("boom\nand more") }
+			restoreRun = func(context.Context, stage.RestoreOptions) *stage.Report { panic("boom\nand more") }
 			main()
 		},
 		// holdlock DIR FILE holds the lock of DIR until it is ended, and makes FILE once it has it.
@@ -59,6 +61,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"bundle": cmdBundle, "code": cmdCode, "json": cmdJSON, "make": cmdMake, "same": cmdSame, "snap": cmdSnap,
 			"staged": cmdStaged, "waitfor": cmdWaitFor, "lastline": cmdLastLine, "size": cmdSize, "signal": cmdSignal,
+			"plugin": cmdPlugin,
 		},
 		Condition: func(cond string) (bool, error) {
 			switch cond {
@@ -86,6 +89,8 @@ func content(ts *testscript.TestScript, name, version, kind string) (bundle.Role
 	switch kind {
 	case "":
 		return bundle.Main, plugintest.Answering(runtime.GOARCH, plugintest.Answer, 0, name+" "+version)
+	case "built":
+		return bundle.Main, built(version, name)
 	case "mute":
 		return bundle.Main, plugintest.Answering(runtime.GOARCH, "", 0, name+" "+version)
 	case "script":
@@ -99,6 +104,18 @@ func content(ts *testscript.TestScript, name, version, kind string) (bundle.Role
 	}
 	ts.Fatalf("unknown kind of plugin %q", kind)
 	return "", nil
+}
+
+// built is a plugin's file that says of itself which version of the reference plugins it is.
+func built(version, note string) []byte {
+	return plugintest.Built(runtime.GOARCH, "go1.23", note, "path\t"+plugin.ReferenceModule+"/plugins/main/bridge",
+		"mod\t"+plugin.ReferenceModule+"\t"+version+"\th1:x")
+}
+
+// plugin FILE VERSION makes somebody else's build of that version.
+func cmdPlugin(ts *testscript.TestScript, neg bool, args []string) {
+	want(ts, "plugin FILE VERSION", !neg && len(args) == 2)
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), built(args[1], "theirs"), 0o755))
 }
 
 // bundle DIR VERSION NAME[:KIND] ... packs a bundle.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/cli"
+	"github.com/chandler-cni/chandler/internal/plugin"
 	"github.com/chandler-cni/chandler/internal/stage"
 )
 
@@ -34,10 +36,13 @@ func failed() error { return &cli.ExitError{Code: cli.Failed, Err: errSaid} }
 type stageFlags struct {
 	options     stage.Options
 	bundle      string
+	policyFor   map[string]string
 	termination string
 	output      string
 	strict      bool
 }
+
+var policies = []string{string(stage.Replace), string(stage.Newer), string(stage.Missing), string(stage.Never)}
 
 func newStage(streams cli.Streams) *cobra.Command {
 	var f stageFlags
@@ -46,13 +51,22 @@ func newStage(streams cli.Streams) *cobra.Command {
 		Short: "Bring the bin dir to what the bundle says",
 		Long: `Bring the bin dir to what the bundle says: each plugin whole, checked against the bundle's digests, run once from where
 it lies, and put in its place in one step. What is right already is not written again. What is replaced is kept below
-the bin dir, in .chandler/originals. Directories and special files are left alone and reported.
+the bin dir, in .chandler/originals, and 'chandler restore' puts it back. Directories and special files are left alone and reported.
+
+A policy says what may be replaced:
+  replace  any file and any link (the default)
+  newer    only what is of an older version than the bundle's: never a newer one, never another build of the same version.
+           A version that cannot be known is replaced or kept as --unknown says
+  missing  nothing: only names under which nothing stands are staged. A link is something, also one whose target cannot be
+           seen from here; a file that an earlier staging put there is not
+  never    nothing, and the name is left alone also where nothing stands
 
 stdout holds the result; failures are on stderr and in the termination log, in the same words.
 
 ` + exitTable,
 		Example: `  chandler stage --bundle ./bundle --bin-dir /opt/cni/bin
   chandler stage --bundle ./bundle --bin-dir /opt/cni/bin --dry-run
+  chandler stage --bundle ./bundle --bin-dir /opt/cni/bin --policy newer --policy-for bridge=never,macvlan=replace
   chandler stage --init --shown-as /opt/cni/bin        # in an init container, the host's directory at /host/opt/cni/bin`,
 		Args: cli.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -70,6 +84,10 @@ stdout holds the result; failures are on stderr and in the termination log, in t
 	cli.Choice(cmd, (*string)(&f.options.Layout), "layout", string(stage.Separate),
 		"how the names of one executable lie in the bin dir: separate (a file each), linked (hard links to one, for small disks where nobody else writes)",
 		string(stage.Separate), string(stage.Linked))
+	cli.Choice(cmd, (*string)(&f.options.Policy), "policy", string(stage.Replace), "what may be replaced: replace, newer, missing or never", policies...)
+	flags.StringToStringVar(&f.policyFor, "policy-for", nil, "the policy of single plugins: NAME=POLICY,...; may be repeated")
+	cli.Choice(cmd, (*string)(&f.options.Unknown), "unknown", string(stage.ReplaceUnknown),
+		"what --policy newer makes of a version that cannot be known: replace or keep", string(stage.ReplaceUnknown), string(stage.KeepUnknown))
 	flags.DurationVar(&f.options.LockWait, "lock-wait", lockWait, "how long to wait for another staging of the same bin dir")
 	return cmd
 }
@@ -78,10 +96,14 @@ stdout holds the result; failures are on stderr and in the termination log, in t
 func addTarget(cmd *cobra.Command, bundle *string, o *stage.Options, output *string) {
 	flags := cmd.Flags()
 	flags.StringVar(bundle, "bundle", defaultBundle, "the bundle's directory")
-	flags.StringVar(&o.BinDir, "bin-dir", defaultBinDir, "the directory that Multus searches, as this process sees it")
-	flags.StringVar(&o.ShownAs, "shown-as", "", "the bin dir's path on the host, for messages (default: --bin-dir)")
+	addBinDir(cmd, &o.BinDir, &o.ShownAs)
 	flags.BoolVar(&o.NoProbe, "no-probe", false, "do not run the plugins to see whether they can")
 	cli.Output(cmd, output)
+}
+
+func addBinDir(cmd *cobra.Command, binDir, shownAs *string) {
+	cmd.Flags().StringVar(binDir, "bin-dir", defaultBinDir, "the directory that Multus searches, as this process sees it")
+	cmd.Flags().StringVar(shownAs, "shown-as", "", "the bin dir's path on the host, for messages (default: --bin-dir)")
 }
 
 // checkTarget checks what addTarget added. An empty path is most often a variable that was not set; it must not pass for a
@@ -103,21 +125,47 @@ func runStage(ctx context.Context, streams cli.Streams, f stageFlags) error {
 	if f.options.LockWait < 0 {
 		return cli.UsageError("--lock-wait %s: want no less than 0", f.options.LockWait)
 	}
-	report := stageBundle(ctx, f)
-	report.Hints = hints(report, f.options)
-	// The termination log first: what was done is done, whoever reads the result or has gone away.
-	if !f.options.DryRun {
-		writeTermination(streams, f.termination, report.TextWithin(stage.TextLimit))
+	var err error
+	if f.options.PolicyFor, err = parsePolicies(f.policyFor); err != nil {
+		return err
 	}
-	lost := writeReport(streams.Out, report, f.output)
-	if report.Outcome == stage.Skipped || !report.Complete() || len(report.Warnings) > 0 {
+	report := stageBundle(ctx, f)
+	report.Hints = hints(stage.Staging, report, f.options)
+	return finish(streams, report, f.options.DryRun, f.strict, f.termination, f.output)
+}
+
+// parsePolicies reads --policy-for. A plugin that the bundle does not carry is no error: bundles change, and what a chart says
+// of one may be of the last.
+func parsePolicies(given map[string]string) (map[string]stage.Policy, error) {
+	policyFor := make(map[string]stage.Policy)
+	for name, policy := range given {
+		if err := plugin.CheckName(name); err != nil {
+			return nil, cli.UsageError("--policy-for %s=%s: %s", name, policy, err)
+		}
+		if !slices.Contains(policies, policy) {
+			return nil, cli.UsageError("--policy-for %s=%s: want %s", name, policy, strings.Join(policies, ", "))
+		}
+		policyFor[name] = stage.Policy(policy)
+	}
+	return policyFor, nil
+}
+
+// finish says what a run found and did, wherever it is to be said, and decides the exit code.
+func finish(streams cli.Streams, report *stage.Report, dryRun, strict bool, termination, output string) error {
+	// The termination log first: what was done is done, whoever reads the result or has gone away.
+	if !dryRun {
+		writeTermination(streams, termination, report.TextWithin(stage.TextLimit))
+	}
+	lost := writeReport(streams.Out, report, output)
+	if report.Outcome == stage.Skipped || !report.Complete() || len(report.Warnings)+len(report.Hints) > 0 {
 		fmt.Fprint(streams.Err, report.Text())
 	}
 	if lost != nil {
 		fmt.Fprintln(streams.Err, "chandler: the result could not be written:", lost)
 	}
 	var binDir *stage.BinDirError
-	if lost != nil || errors.As(report.Err, &binDir) || f.strict && !report.Complete() {
+	var unknown *stage.UnknownNamesError
+	if lost != nil || errors.As(report.Err, &binDir) || errors.As(report.Err, &unknown) || strict && !report.Complete() {
 		return failed()
 	}
 	return nil
@@ -138,7 +186,7 @@ func stageBundle(ctx context.Context, f stageFlags) *stage.Report {
 	case errors.Is(err, bundle.ErrEmpty):
 		return stage.Skip(shown, "empty bundle at "+f.bundle)
 	case err != nil:
-		return stage.RefuseFor(shown, err)
+		return stage.Staging.RefuseFor(shown, err)
 	}
 	defer b.Close()
 	return stageRun(ctx, b, f.options)
@@ -149,7 +197,8 @@ func writeReport(w io.Writer, r *stage.Report, output string) error {
 	if output == "json" {
 		return writeJSON(w, r)
 	}
-	if r.Outcome != stage.Staged && r.Outcome != stage.Planned {
+	switch r.Outcome {
+	case stage.Skipped, stage.Refused, stage.Broken:
 		return nil // said on stderr: there is no result
 	}
 	tw := newTable(w)
@@ -165,17 +214,29 @@ func writeReport(w io.Writer, r *stage.Report, output string) error {
 
 // describe says what is worth knowing of a plugin beside what was done.
 func describe(r *stage.Report, p stage.Result) string {
-	switch {
-	case p.Action == stage.Failed:
+	switch p.Action {
+	case stage.Kept:
+		if p.Reason == stage.SameVersion {
+			return fmt.Sprintf("%s (%s)", p.Found.Version, p.Cause)
+		}
 		return p.Cause
-	case r.Outcome == stage.Planned:
-		return p.Found.String()
-	case p.Action != stage.Replaced:
-		return ""
-	case p.Original != "":
-		return fmt.Sprintf("was %s, kept as %s", p.Found, path.Join(r.BinDir, p.Original))
+	case stage.Failed, stage.Left:
+		return p.Cause
+	case stage.Replaced:
+		switch {
+		case r.Outcome == stage.Planned:
+			return p.Found.String()
+		case p.Original != "":
+			return fmt.Sprintf("%s, kept as %s", p.Found, path.Join(r.BinDir, p.Original))
+		}
+		return fmt.Sprintf("%s, not kept", p.Found)
+	case stage.PutBack:
+		return "from " + path.Join(r.BinDir, p.Original)
 	}
-	return fmt.Sprintf("was %s, not kept", p.Found)
+	if r.Outcome == stage.Planned {
+		return p.Found.String()
+	}
+	return ""
 }
 
 func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }

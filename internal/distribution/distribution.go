@@ -26,6 +26,8 @@ type Distribution struct {
 	Capabilities []string `yaml:"capabilities"`
 	SELinuxType  string   `yaml:"seLinuxType"`
 	Staging      bool     `yaml:"staging"`
+	Policy       string   `yaml:"policy"`
+	LinkTargets  string   `yaml:"linkTargets"`
 	Ships        []string `yaml:"ships"`
 	Form         string   `yaml:"form"`
 	Caveat       string   `yaml:"caveat"`
@@ -82,6 +84,9 @@ var (
 	validCapability = regexp.MustCompile(`^[A-Z][A-Z_]*$`)
 )
 
+// policies are those that make sense for all names of a directory; "never" would be staging turned off.
+var policies = []string{"replace", "newer", "missing"}
+
 func (d Distribution) check() error {
 	switch {
 	case !validName.MatchString(d.Name):
@@ -92,6 +97,10 @@ func (d Distribution) check() error {
 		return fmt.Errorf("binDir: %q is not a clean absolute path", d.BinDir)
 	case !clean(d.ConfDir):
 		return fmt.Errorf("confDir: %q is not a clean absolute path", d.ConfDir)
+	case d.LinkTargets != "" && (path.IsAbs(d.LinkTargets) || !clean(path.Join(d.BinDir, d.LinkTargets))):
+		return fmt.Errorf("linkTargets: %q leads from binDir to no folder", d.LinkTargets)
+	case !slices.Contains(policies, d.Policy):
+		return fmt.Errorf("policy: %q is none of %s", d.Policy, strings.Join(policies, ", "))
 	}
 	for _, c := range d.Capabilities {
 		if !validCapability.MatchString(c) || strings.HasPrefix(c, "CAP_") {

@@ -21,10 +21,27 @@ func TestSupported(t *testing.T) {
 	}
 }
 
+// Only where the names are links into the distribution's own executable is staging to leave them by itself.
+func TestPolicies(t *testing.T) {
+	all, err := Supported()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range all {
+		want := "replace"
+		if d.Name == "k3s" {
+			want = "missing"
+		}
+		if d.Policy != want {
+			t.Errorf("%s: the policy is %s, not %s", d.Name, d.Policy, want)
+		}
+	}
+}
+
 func TestCheck(t *testing.T) {
 	good := Distribution{
 		Name: "some", Title: "Some", BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d", Capabilities: []string{"DAC_OVERRIDE"},
-		Form: "files", Caveat: "None.", Sources: []string{"somewhere"},
+		Policy: "replace", Form: "files", Caveat: "None.", Sources: []string{"somewhere"},
 	}
 	if err := good.check(); err != nil {
 		t.Fatal(err)
@@ -34,6 +51,8 @@ func TestCheck(t *testing.T) {
 		"confDir":      func(d *Distribution) { d.ConfDir = "etc/cni/net.d" },
 		"capabilities": func(d *Distribution) { d.Capabilities = []string{"CAP_DAC_OVERRIDE"} },
 		"name":         func(d *Distribution) { d.Name = "Some" },
+		"linkTargets":  func(d *Distribution) { d.LinkTargets = "../../.." },
+		"policy":       func(d *Distribution) { d.Policy = "" },
 		"caveat":       func(d *Distribution) { d.Caveat = "" },
 	} {
 		bad := good

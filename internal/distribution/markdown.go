@@ -28,11 +28,11 @@ CNI configurations. Where they are, what is in them already, and who else writes
 
 The chart's value ` + "`distribution`" + ` takes these names, and each sets the values below where they are unset.
 
-| distribution | binDir | confDir | capabilities | SELinux type | stageCniPlugins |
-|---|---|---|---|---|---|
+| distribution | binDir | confDir | capabilities | SELinux type | stageCniPlugins | stagePolicy |
+|---|---|---|---|---|---|---|
 `)
 	for _, d := range supported {
-		row(&b, code(d.Name), code(d.BinDir), code(d.ConfDir), or(codes(d.Capabilities), "none"), or(code(d.SELinuxType), "none said"), onOff(d.Staging))
+		row(&b, code(d.Name), code(d.BinDir), code(d.ConfDir), or(codes(d.Capabilities), "none"), or(code(d.SELinuxType), "none said"), onOff(d.Staging), code(d.Policy))
 	}
 	for _, d := range supported {
 		fmt.Fprintf(&b, "\n### %s\n\n%s.\n\n", d.Name, d.Title)

@@ -41,6 +41,7 @@ type Entry struct {
 	GID     uint32
 	Size    int64 // bytes
 	ModTime time.Time
+	Changed time.Time // of the inode: its last renaming, too
 	Dev     uint64
 	Ino     uint64
 	Nlink   uint64
@@ -48,6 +49,12 @@ type Entry struct {
 
 // Same says whether both describe one inode.
 func (e Entry) Same(o Entry) bool { return e.Dev == o.Dev && e.Ino == o.Ino }
+
+// Untouched says whether both describe one inode that was not written to in between, so far as its size and time tell. The number of an inode
+// that was removed is soon another's.
+func (e Entry) Untouched(o Entry) bool {
+	return e.Same(o) && e.Kind == o.Kind && e.Size == o.Size && e.ModTime.Equal(o.ModTime)
+}
 
 // The two rename flags are all that tests need to take away: some file systems know neither.
 var renameat2 = unix.Renameat2
@@ -345,6 +352,13 @@ func (d *Dir) NoExec() (bool, error) {
 	return st.Flags&unix.ST_NOEXEC != 0, d.fail("statfs", "", err)
 }
 
+// Overlay says whether the directory lies on an overlay, whose lower files can be hidden but not changed.
+func (d *Dir) Overlay() (bool, error) {
+	var st unix.Statfs_t
+	err := retry(func() error { return unix.Fstatfs(d.fd, &st) })
+	return st.Type == unix.OVERLAYFS_SUPER_MAGIC, d.fail("statfs", "", err)
+}
+
 func (d *Dir) join(name string) string {
 	if name == "" {
 		return d.path
@@ -371,7 +385,7 @@ func retry(call func() error) error {
 func entry(st *unix.Stat_t) Entry {
 	e := Entry{
 		Perm: fs.FileMode(st.Mode & 0o7777), UID: st.Uid, GID: st.Gid, Size: st.Size,
-		ModTime: time.Unix(st.Mtim.Unix()), Dev: uint64(st.Dev), Ino: st.Ino, Nlink: uint64(st.Nlink),
+		ModTime: time.Unix(st.Mtim.Unix()), Changed: time.Unix(st.Ctim.Unix()), Dev: uint64(st.Dev), Ino: st.Ino, Nlink: uint64(st.Nlink),
 	}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:

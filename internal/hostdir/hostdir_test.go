@@ -244,7 +244,7 @@ func TestStat(t *testing.T) {
 		var st unix.Stat_t
 		must(t, unix.Lstat(filepath.Join(path, name), &st))
 		want := Entry{Kind: kind, Perm: fs.FileMode(st.Mode & 0o7777), UID: st.Uid, GID: st.Gid, Size: st.Size,
-			ModTime: time.Unix(st.Mtim.Sec, st.Mtim.Nsec), Dev: uint64(st.Dev), Ino: st.Ino, Nlink: uint64(st.Nlink)}
+			ModTime: time.Unix(st.Mtim.Sec, st.Mtim.Nsec), Changed: time.Unix(st.Ctim.Sec, st.Ctim.Nsec), Dev: uint64(st.Dev), Ino: st.Ino, Nlink: uint64(st.Nlink)}
 		if e != want {
 			t.Errorf("%s: %+v, want %+v", kind, e, want)
 		}

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"debug/elf"
 	"errors"
+	"fmt"
 	"io"
 	"path"
 	"runtime/debug"
@@ -67,6 +68,26 @@ func Describe(r io.ReaderAt, size int64) (Description, error) {
 		}
 	}
 	return d, nil
+}
+
+// Build says in few words whose build it is: v1.6.2 (go1.23), unknown version (Debian-style build), script. It is empty if the
+// file says nothing of that.
+func (d Description) Build() string {
+	switch {
+	case d.Kind == Script:
+		return "script"
+	case d.Version != "" && d.Module != ReferenceModule:
+		return fmt.Sprintf("%s of %s (%s)", d.Version, d.Module, d.Go)
+	case d.Version != "" && d.Go != "":
+		return fmt.Sprintf("%s (%s)", d.Version, d.Go)
+	case d.Version != "":
+		return d.Version
+	case strings.HasPrefix(d.Package, ReferenceModule+"/"):
+		return "unknown version (Debian-style build)" // in a tree without a module: that loses the version
+	case d.Go != "":
+		return fmt.Sprintf("unknown version (%s)", d.Go)
+	}
+	return ""
 }
 
 // buildVersion is the variable that upstream's release sets when it links a plugin.

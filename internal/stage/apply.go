@@ -50,7 +50,7 @@ func (r *run) apply() error {
 		}
 	}
 	r.settle()
-	return r.checkReplaced()
+	return checkReplaced(r.dir, r.o, r.warn)
 }
 
 // tryAgain takes up what did not fit: publishing has made room where it replaced one of our own earlier files, so that an
@@ -356,6 +356,8 @@ func (r *run) publish() (any bool) {
 		} else if p.Err = r.publishOne(p); p.Err == nil {
 			p.published, any = true, true
 			continue
+		} else if errors.Is(p.Err, errJudgeAnew) {
+			p.Action, p.Reason, p.Why, p.Err = Kept, Raced, errJudgeAnew.Error(), nil
 		}
 		r.store.unmark(marksOf(made, p.Plugin.Name))
 	}
@@ -383,9 +385,7 @@ func (r *run) settle() {
 		}
 		return
 	}
-	if len(done) > 0 {
-		r.record(done)
-	}
+	r.record(done)
 }
 
 // marksOf returns the marks of made that speak of the plugin name.
@@ -419,6 +419,9 @@ func (r *run) publishOne(p *piece) error {
 			return err
 		}
 		// Somebody was quicker. What they put there is theirs, and is kept like anything else that was there.
+		if p.policy != Replace {
+			return errJudgeAnew
+		}
 		p.Action, p.Found = Replaced, Found{State: Different, Detail: "came while this ran"}
 		r.store.unmark([]string{mark(name, absentMark)})
 	}
@@ -478,18 +481,19 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 		if err != nil {
 			return &stuckError{name, swap, err}
 		}
-		if takes(theirs.Kind) {
+		refused := p.takes(theirs)
+		if refused == nil {
 			r.file(p, slot, swap, !r.o.NoKeep)
 			return nil
 		}
 		// Not ours to take: back to its place. If our file is no longer there, somebody has put a third thing there that is
 		// now in our hands. Nothing of ours has replaced it, so it is kept in any case.
-		if err := r.putBack(slot, swap, name); err != nil {
+		if err := swapBack(r.dir, slot, swap, name); err != nil {
 			return &stuckError{name, swap, err}
 		}
 		back, err := slot.Stat(swap)
 		if errors.Is(err, fs.ErrNotExist) { // our file is gone, and no third thing came
-			return &LeftError{theirs.Kind}
+			return refused
 		}
 		if err != nil {
 			return err
@@ -497,7 +501,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 		if !back.Same(ours) {
 			r.file(p, slot, swap, true)
 		}
-		return &LeftError{theirs.Kind}
+		return refused
 	}
 	return errContended
 }
@@ -513,14 +517,14 @@ func (e *stuckError) Error() string {
 }
 func (e *stuckError) Unwrap() error { return e.err }
 
-// putBack gives what lies in slot as swap its name again, in exchange for what stands there by now, if anything does.
-func (r *run) putBack(slot *hostdir.Dir, swap, name string) error {
+// swapBack gives what lies in slot as swap its name again, in exchange for what stands there by now, if anything does.
+func swapBack(dir, slot *hostdir.Dir, swap, name string) error {
 	for range attempts {
-		err := exchange(r.dir, slot, swap, name)
+		err := exchange(dir, slot, swap, name)
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		if err = publish(r.dir, slot, swap, name); !errors.Is(err, fs.ErrExist) {
+		if err = publish(dir, slot, swap, name); !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
@@ -543,8 +547,8 @@ func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
 		return err
 	}
 	e, err := slot.Stat(old)
-	if err == nil && !takes(e.Kind) {
-		err = &LeftError{e.Kind}
+	if err == nil {
+		err = p.takes(e)
 	}
 	if err == nil {
 		err = r.dir.Replace(slot, swap, name)
@@ -559,12 +563,27 @@ func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
 // takes says whether staging takes what stands under a plugin's name.
 func takes(kind hostdir.Kind) bool { return kind == hostdir.File || kind == hostdir.Symlink }
 
+// takes says why what came out from under the name is not to be taken: staging never takes its kind, or it is not what the
+// policy was asked about.
+func (p *piece) takes(theirs hostdir.Entry) error {
+	switch {
+	case !takes(theirs.Kind):
+		return &LeftError{theirs.Kind}
+	case p.policy != Replace && !theirs.Untouched(p.entry):
+		return errJudgeAnew
+	}
+	return nil
+}
+
+// errJudgeAnew says that a name's policy has not been asked about what stands there by now.
+var errJudgeAnew = errors.New("changed while this ran; the next run judges it anew")
+
 // file puts what the exchange brought among the originals, if it is to be kept. That it could not be filed is no reason to
 // fail: it lies in the folder as it is, and the next run files it.
 func (r *run) file(p *piece, slot *hostdir.Dir, swap string, keep bool) {
 	name := p.Plugin.Name
-	original, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, keep)
-	p.original = original
+	settled, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, keep)
+	p.original, p.displaced = settled.original, settled.digest
 	if err != nil {
 		r.warn("%s: what was replaced is kept as %s/%s/%s: %s", name, originalsName, name, swap, errnoText(err))
 	}
@@ -574,33 +593,49 @@ func (r *run) record(done []*piece) {
 	now := time.Now().UTC().Truncate(time.Second)
 	entries := make(map[string]ledgerEntry)
 	for _, p := range done {
-		entries[p.Plugin.Name] = ledgerEntry{
+		e := ledgerEntry{
 			SHA256: p.Plugin.SHA256, Version: r.b.Manifest.Version, Bundle: r.b.Digest, Staged: now, Before: p.Found.State,
 		}
+		if p.displaced != "" {
+			e.Contended = &Contention{1, p.displaced}
+		}
+		entries[p.Plugin.Name] = e
 	}
-	if err := r.store.record(entries); err != nil {
+	var unchanged []string
+	for _, p := range r.work {
+		if p.Action == Unchanged {
+			unchanged = append(unchanged, p.Plugin.Name)
+		}
+	}
+	recorded, err := r.store.record(entries, unchanged)
+	if err != nil {
 		r.warn("%s", err)
+	}
+	for _, p := range done {
+		if c := recorded[p.Plugin.Name].Contended; c != nil && c.Runs >= contendedRuns {
+			p.contended = c
+		}
 	}
 }
 
 // checkReplaced finds out whether the host still uses the directory that everything was done in.
-func (r *run) checkReplaced() error {
-	self, err := r.dir.Self()
+func checkReplaced(dir *hostdir.Dir, o Options, warn func(string, ...any)) error {
+	self, err := dir.Self()
 	if err != nil {
-		r.warn("%s", err)
+		warn("%s", err)
 		return nil
 	}
-	replaced := &BinDirError{r.o.shown(), ErrReplaced}
+	replaced := &BinDirError{o.shown(), ErrReplaced}
 	if self.Nlink == 0 {
 		return replaced
 	}
 	// A container's mount always leads to the same directory; a path on the host may lead to another by now.
-	now, err := hostdir.Open(r.o.BinDir)
+	now, err := hostdir.Open(o.BinDir)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP) {
 		return replaced
 	}
 	if err != nil {
-		r.warn("whether the host still uses this directory is not known: %s", errnoText(err))
+		warn("whether the host still uses this directory is not known: %s", errnoText(err))
 		return nil
 	}
 	defer now.Close()

@@ -107,7 +107,8 @@ func checkReport(t testing.TB, r *Report) {
 		}
 	}
 	for _, p := range r.Plugins {
-		if (p.Action == Failed) != (p.Err != nil) || (p.Action == Failed) != (p.Cause != "") {
+		told := p.Action == Failed || p.Action == Kept || p.Action == Left
+		if (p.Action == Failed) != (p.Err != nil) || told != (p.Cause != "") || (p.Action == Kept) != (p.Reason != "") {
 			t.Errorf("%s: %s with cause %q and %v", p.Name, p.Action, p.Cause, p.Err)
 		}
 	}

@@ -27,7 +27,13 @@ type ledgerEntry struct {
 	Bundle  string    `json:"bundle"`  // sha256:<hex> of its bundle.json
 	Staged  time.Time `json:"staged"`
 	Before  State     `json:"before"` // what stood there when staging first came
+
+	// Contended counts the runs in a row that had to replace another program's file.
+	Contended *Contention `json:"contended,omitempty"`
 }
+
+// contendedRuns is in how many runs in a row a name must have been replaced to be called contended.
+const contendedRuns = 3
 
 // newerLedgerError says that a later chandler wrote the ledger.
 type newerLedgerError struct{ version int }
@@ -58,47 +64,91 @@ func parseLedger(data []byte) (*ledger, error) {
 	return l, nil
 }
 
-// record adds to the ledger what this run published. A ledger that cannot be read is begun anew; one that a later chandler
-// wrote is left as it is.
-func (s *store) record(entries map[string]ledgerEntry) error {
+// readLedger returns an empty ledger if there is none. Errors are *newerLedgerError, and what makes it unreadable.
+func (s *store) readLedger() (*ledger, error) {
+	l := &ledger{FormatVersion: ledgerFormat}
 	data, err := s.dir.ReadFile(ledgerName, maxLedger)
-	l := &ledger{FormatVersion: ledgerFormat, Plugins: make(map[string]ledgerEntry)}
-	var damaged error
+	if err == nil {
+		l, err = parseLedger(data)
+	} else if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err == nil && l.Plugins == nil {
+		l.Plugins = make(map[string]ledgerEntry)
+	}
+	return l, err
+}
+
+// record adds to the ledger what this run published, and returns what it then says of it. The names that it found unchanged
+// are contended no more: that alone is worth writing only where they had come close to it. A ledger that cannot be read is
+// begun anew; one that a later chandler wrote is left as it is.
+func (s *store) record(entries map[string]ledgerEntry, unchanged []string) (map[string]ledgerEntry, error) {
+	if s.dir == nil {
+		return nil, nil
+	}
+	l, damaged := s.readLedger()
+	var newer *newerLedgerError
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		damaged = err
-	default:
-		read, err := parseLedger(data)
-		var newer *newerLedgerError
-		switch {
-		case errors.As(err, &newer):
-			return fmt.Errorf("this run is not recorded: the ledger's %w", err)
-		case err != nil:
-			damaged = err
-		case read.Plugins != nil:
-			l = read
+	case damaged != nil && len(entries) == 0:
+		return nil, nil // nothing to record
+	case errors.As(damaged, &newer):
+		return nil, fmt.Errorf("this run is not recorded: the ledger's %w", damaged)
+	case damaged != nil:
+		l = &ledger{FormatVersion: ledgerFormat, Plugins: make(map[string]ledgerEntry)}
+	}
+	write := len(entries) > 0
+	for _, name := range unchanged {
+		if e := l.Plugins[name]; e.Contended != nil && e.Contended.Runs >= contendedRuns-1 {
+			e.Contended = nil
+			l.Plugins[name], write = e, true
 		}
 	}
+	if !write {
+		return nil, nil
+	}
+	recorded := make(map[string]ledgerEntry)
 	for name, e := range entries {
 		if before, ok := l.Plugins[name]; ok {
 			e.Before = before.Before
+			if e.Contended != nil && before.Contended != nil {
+				e.Contended = &Contention{before.Contended.Runs + 1, e.Contended.SHA256}
+			}
 		}
-		l.Plugins[name] = e
+		l.Plugins[name], recorded[name] = e, e
 	}
-	if data, err = json.MarshalIndent(l, "", "  "); err != nil {
-		return err
-	}
-	if err := s.writeLedger(append(data, '\n')); err != nil {
-		return fmt.Errorf("this run is not recorded: %w", err)
+	if err := s.writeLedger(l); err != nil {
+		return recorded, fmt.Errorf("this run is not recorded: %w", err)
 	}
 	if damaged != nil {
-		return fmt.Errorf("the ledger could not be read and was begun anew: %w", damaged)
+		return recorded, fmt.Errorf("the ledger could not be read and was begun anew: %w", damaged)
+	}
+	return recorded, nil
+}
+
+// forget takes names out of the ledger.
+func (s *store) forget(names []string) error {
+	l, err := s.readLedger()
+	if err != nil {
+		return fmt.Errorf("the ledger is left as it is: %w", err)
+	}
+	n := len(l.Plugins)
+	for _, name := range names {
+		delete(l.Plugins, name)
+	}
+	if len(l.Plugins) == n {
+		return nil
+	}
+	if err := s.writeLedger(l); err != nil {
+		return fmt.Errorf("the ledger still names what was restored: %w", err)
 	}
 	return nil
 }
 
-func (s *store) writeLedger(data []byte) (err error) {
+func (s *store) writeLedger(l *ledger) (err error) {
+	data, err := json.MarshalIndent(l, "", "  ")
+	if err != nil {
+		return err
+	}
 	run, err := s.runDir()
 	if err != nil {
 		return err
@@ -108,7 +158,7 @@ func (s *store) writeLedger(data []byte) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err = f.Write(data); err == nil {
+	if _, err = f.Write(append(data, '\n')); err == nil {
 		err = syncFile(f)
 	}
 	if err = errors.Join(err, closeFile(f)); err != nil {

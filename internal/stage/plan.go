@@ -12,6 +12,7 @@ import (
 
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/hostdir"
+	"github.com/chandler-cni/chandler/internal/plugin"
 )
 
 // State is what a plan found under a name.
@@ -21,6 +22,7 @@ const (
 	Absent     State = "absent"
 	Equal      State = "equal"      // bytes, mode and owner as the bundle wants them
 	Different  State = "different"  // a file with other bytes, another mode or another owner
+	AsStaged   State = "as staged"  // a file that staging put there and nobody has touched
 	Unreadable State = "unreadable" // a file that this process may not or cannot read
 	Directory  State = "directory"
 	Symlink    State = "symlink"
@@ -34,6 +36,9 @@ type Found struct {
 	Target string `json:"target,omitempty"` // of a symlink
 	// Visible says whether a symlink's target can be seen from here. In a container it often cannot.
 	Visible bool `json:"visible,omitempty"`
+	// What a file with other bytes says of itself; anybody may have written that into it. Build has the version and who built it.
+	Version string `json:"version,omitempty"`
+	Build   string `json:"build,omitempty"`
 }
 
 func (f Found) String() string {
@@ -42,6 +47,8 @@ func (f Found) String() string {
 		return fmt.Sprintf("symlink to %s", Printable(f.Target))
 	case f.State == Symlink:
 		return fmt.Sprintf("symlink to %s (not visible from here)", Printable(f.Target))
+	case f.Build != "":
+		return f.Build
 	case f.Detail != "":
 		return fmt.Sprintf("%s (%s)", f.State, f.Detail)
 	}
@@ -52,11 +59,16 @@ func (f Found) String() string {
 type Item struct {
 	Plugin bundle.Plugin
 	Found  Found
-	Action Action // New, Replaced, Unchanged, or Failed with Err
+	Action Action // New, Replaced, Unchanged, Kept with Reason and Why, or Failed with Err
+	Reason Reason
+	Why    string
 	Err    error
 
-	entry  hostdir.Entry // of the file, if it is Equal
-	linkTo *Item         // whose file, already in place, is to get this name too; nil if there is none
+	entry       hostdir.Entry // of what was found
+	sameBytes   bool          // a file with the bundle's bytes, whatever else differs
+	description plugin.Description
+	policy      Policy // that decided it
+	linkTo      *Item  // whose file, already in place, is to get this name too; nil if there is none
 }
 
 // LeftError says that a name is taken by something that staging never touches.
@@ -137,6 +149,7 @@ func (it *Item) differ(how string) {
 func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
 	name := it.Plugin.Name
 	e, err := dir.Stat(name)
+	it.entry = e
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		it.Found, it.Action = Found{State: Absent}, New
@@ -148,11 +161,15 @@ func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
 	switch e.Kind {
 	case hostdir.File:
 		it.Action = Replaced
-		it.Found, it.entry, err = compare(b, it.Plugin, dir, e)
+		if err := it.compare(b, dir); err != nil {
+			return err
+		}
 		if it.Found.State == Equal {
 			it.Action = Unchanged
+		} else if it.Found.State == Different && !it.sameBytes {
+			it.description = describeFile(dir, name)
+			it.Found.Version, it.Found.Build = it.description.Version, it.description.Build()
 		}
-		return err
 	case hostdir.Symlink:
 		target, err := dir.Readlink(name)
 		if err != nil {
@@ -168,36 +185,42 @@ func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
 	return nil
 }
 
-// compare says how the regular file of p in dir differs from the bundle's. The bytes are compared with each other and not
+// compare fills in how the regular file in dir differs from the bundle's. The bytes are compared with each other and not
 // hashed: it is the quicker where a processor has no instructions for SHA-256, and the bundle's side was hashed already.
-func compare(b *bundle.Bundle, p bundle.Plugin, dir *hostdir.Dir, e hostdir.Entry) (Found, hostdir.Entry, error) {
-	if e.Size != p.Size {
-		return Found{State: Different, Detail: fmt.Sprintf("%d bytes, not %d", e.Size, p.Size)}, e, nil
+// Errors are the bundle's.
+func (it *Item) compare(b *bundle.Bundle, dir *hostdir.Dir) error {
+	p := it.Plugin
+	if it.entry.Size != p.Size {
+		it.Found = Found{State: Different, Detail: fmt.Sprintf("%d bytes, not %d", it.entry.Size, p.Size)}
+		return nil
 	}
 	theirs, e, err := dir.OpenFile(p.Name)
 	if err != nil {
-		return Found{State: Unreadable, Detail: errnoText(err)}, e, nil
+		it.Found = Found{State: Unreadable, Detail: errnoText(err)}
+		return nil
 	}
 	defer theirs.Close()
+	it.entry = e
 	ours, err := b.OpenPlugin(p)
 	if err != nil {
-		return Found{}, e, err
+		return err
 	}
 	defer ours.Close()
-	same, err := sameBytes(ours, theirs)
+	it.sameBytes, err = sameBytes(ours, theirs)
 	var read *readError
-	switch {
+	switch differs := metadataDiffers(e); {
 	case errors.As(err, &read) && read.first:
-		return Found{}, e, b.Damage(p, read.err)
+		return b.Damage(p, read.err)
 	case err != nil:
-		return Found{State: Unreadable, Detail: errnoText(err)}, e, nil
-	case !same:
-		return Found{State: Different, Detail: "other bytes"}, e, nil
+		it.Found = Found{State: Unreadable, Detail: errnoText(err)}
+	case !it.sameBytes:
+		it.Found = Found{State: Different, Detail: "other bytes"}
+	case differs != "":
+		it.Found = Found{State: Different, Detail: differs}
+	default:
+		it.Found = Found{State: Equal}
 	}
-	if d := metadataDiffers(e); d != "" {
-		return Found{State: Different, Detail: d}, e, nil
-	}
-	return Found{State: Equal}, e, nil
+	return nil
 }
 
 // metadataDiffers says how a file's mode or owner is not as staging leaves it.

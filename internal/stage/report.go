@@ -1,8 +1,10 @@
 package stage
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -13,12 +15,19 @@ import (
 type Outcome string
 
 const (
-	Staged  Outcome = "staged"  // it ran; single plugins may have failed
-	Planned Outcome = "planned" // a dry run: nothing was changed
-	Skipped Outcome = "skipped" // there was nothing to stage
-	Refused Outcome = "refused" // nothing was staged: the bundle or the bin dir does not allow it
-	Broken  Outcome = "broken"  // a fault of this program ended it: how far it came is not known
+	Staged         Outcome = "staged"          // it ran; single plugins may have failed
+	Planned        Outcome = "planned"         // a dry run of staging: nothing was changed
+	Restored       Outcome = "restored"        // it ran; single plugins may have failed
+	RestorePlanned Outcome = "restore planned" // a dry run of restoring: nothing was changed
+	Skipped        Outcome = "skipped"         // there was nothing to stage
+	Refused        Outcome = "refused"         // nothing was done: the bundle or the bin dir does not allow it
+	Broken         Outcome = "broken"          // a fault of this program ended it: how far it came is not known
 )
+
+// ran says whether the plugins were gone through one by one.
+func (o Outcome) ran() bool { return o == Staged || o == Planned || o.restores() }
+
+func (o Outcome) restores() bool { return o == Restored || o == RestorePlanned }
 
 // Action is what was, or in a dry run would be, done under one name.
 type Action string
@@ -27,7 +36,13 @@ const (
 	New       Action = "new"
 	Replaced  Action = "replaced"
 	Unchanged Action = "unchanged"
+	Kept      Action = "kept" // not replaced: the policy keeps what is there
 	Failed    Action = "failed"
+
+	// Of restoring.
+	PutBack Action = "put back" // the newest original has its name again
+	Removed Action = "removed"  // nothing stood there before staging came, and nothing does now
+	Left    Action = "left"     // what stands there is not what staging put there
 )
 
 // Report is what a run found and did. Text and ParseText are its form for people, on stderr and in the termination log;
@@ -46,13 +61,22 @@ type Report struct {
 
 // Result is the entry of one plugin.
 type Result struct {
-	Name     string `json:"name"`
-	Found    Found  `json:"found"`
-	Action   Action `json:"action"`
-	SHA256   string `json:"sha256"`             // of the bundle's file
-	Original string `json:"original,omitempty"` // where what was replaced is kept, below the bin dir
-	Cause    string `json:"cause,omitempty"`    // why it failed
-	Err      error  `json:"-"`                  // the same, to branch on
+	Name      string      `json:"name"`
+	Found     Found       `json:"found"`
+	Action    Action      `json:"action"`
+	SHA256    string      `json:"sha256,omitempty"`    // of the bundle's file; of what was put back, if it could be read
+	Original  string      `json:"original,omitempty"`  // where what was replaced is kept, or where what is put back lay, below the bin dir
+	Changed   bool        `json:"changed,omitempty"`   // what was put back was written to after it was replaced
+	Contended *Contention `json:"contended,omitempty"` // replaced again and again
+	Reason    Reason      `json:"reason,omitempty"`    // why it was kept, in a word
+	Cause     string      `json:"cause,omitempty"`     // why it failed, was kept or was left
+	Err       error       `json:"-"`                   // why it failed, to branch on
+}
+
+// Contention says that another program has put a file of its own under a name before each of the last runs.
+type Contention struct {
+	Runs   int    `json:"runs"`   // in a row
+	SHA256 string `json:"sha256"` // of the file that was there before the last one; "unread" if it could not be read
 }
 
 // Count returns how many plugins ended with the given action.
@@ -66,15 +90,15 @@ func (r *Report) Count(a Action) int {
 	return n
 }
 
-// Complete says whether every plugin of the bundle is in place.
+// Complete says whether every plugin is as it should be: in place, or kept by the policy; put back, removed, or left as another's.
 func (r *Report) Complete() bool {
 	switch r.Outcome {
 	case Skipped:
 		return true
-	case Staged, Planned:
-		return r.Count(Failed) == 0
+	case Refused, Broken:
+		return false
 	}
-	return false
+	return r.Count(Failed) == 0
 }
 
 // TextLimit is how much of a termination message Kubernetes keeps, in bytes.
@@ -82,6 +106,9 @@ const TextLimit = 4096
 
 const (
 	failedPrefix  = "failed to install: "
+	unputPrefix   = "failed to restore: "
+	keptPrefix    = "kept: "
+	leftPrefix    = "left: "
 	warningPrefix = "warning: "
 	hintPrefix    = "hint: "
 	cutNotice     = "(cut; the container's log has it all)"
@@ -128,19 +155,27 @@ func cutTo(text string, limit int) string {
 }
 
 func (r *Report) text() (head, body []string, last string) {
-	var names []string
 	if r.Outcome == Refused { // nothing of it counts for the directory that is used now
 		return nil, notes(r), r.LastLine()
 	}
-	for _, p := range r.Plugins {
-		if p.Action == Failed {
-			names = append(names, p.Name)
-			body = append(body, p.Name+": "+Printable(p.Cause))
+	failed, untouched := failedPrefix, keptPrefix
+	if r.Outcome.restores() {
+		failed, untouched = unputPrefix, leftPrefix
+	}
+	list := func(prefix, before string, actions ...Action) {
+		var names []string
+		for _, p := range r.Plugins {
+			if slices.Contains(actions, p.Action) {
+				names = append(names, p.Name)
+				body = append(body, p.Name+": "+before+Printable(p.Cause))
+			}
+		}
+		if len(names) > 0 {
+			head = append(head, prefix+strings.Join(names, " "))
 		}
 	}
-	if len(names) > 0 {
-		head = []string{failedPrefix + strings.Join(names, " ")}
-	}
+	list(failed, "", Failed)
+	list(untouched, untouched, Kept, Left)
 	return head, append(body, notes(r)...), r.LastLine()
 }
 
@@ -154,35 +189,47 @@ func notes(r *Report) (lines []string) {
 	return lines
 }
 
-// LastLine says in one line what was staged, or why nothing was.
+// LastLine says in one line what was done, or why nothing was.
 func (r *Report) LastLine() string {
-	if r.Outcome != Staged && r.Outcome != Planned {
-		return Printable(r.Message)
+	switch r.Outcome {
+	case Restored, RestorePlanned:
+		back, removed := r.Count(PutBack), r.Count(Removed)
+		return fmt.Sprintf("%s %d plugins in %s: %d put back, %d removed, %d left",
+			verbs[r.Outcome], back+removed, Printable(r.BinDir), back, removed, r.Count(Left))
+	case Staged, Planned:
+		n, o, u, k := r.Count(New), r.Count(Replaced), r.Count(Unchanged), r.Count(Kept)
+		line := fmt.Sprintf("%s %d plugins %s (bundle %s) into %s: %d new, %d replaced, %d unchanged",
+			verbs[r.Outcome], n+o+u, r.Version, r.Bundle, Printable(r.BinDir), n, o, u)
+		if k > 0 {
+			line += fmt.Sprintf(", %d kept", k)
+		}
+		return line
 	}
-	verb := "staged"
-	if r.Outcome == Planned {
-		verb = "would stage"
-	}
-	n, o, u := r.Count(New), r.Count(Replaced), r.Count(Unchanged)
-	return fmt.Sprintf("%s %d plugins %s (bundle %s) into %s: %d new, %d replaced, %d unchanged",
-		verb, n+o+u, r.Version, r.Bundle, Printable(r.BinDir), n, o, u)
+	return Printable(r.Message)
 }
+
+// verbs begin the last line.
+var verbs = map[Outcome]string{Staged: "staged", Planned: "would stage", Restored: "restored", RestorePlanned: "would restore"}
 
 // Summary is what can be read back from a report's text.
 type Summary struct {
 	Outcome                  Outcome
-	Failed                   []Failure
+	Failed, Kept             []Said // Kept is what restoring has left, too
 	Warnings, Hints          []string
 	Cut                      bool // some causes, warnings or hints did not fit
 	Version, Bundle, BinDir  string
-	New, Replaced, Unchanged int
+	New, Replaced, Unchanged int    // of staging
+	PutBack, Removed         int    // of restoring
 	Message                  string // when Skipped, Refused or Broken
 }
 
-// Failure is one plugin that could not be installed. Cause is empty if it was cut.
-type Failure struct{ Name, Cause string }
+// Said is what the text says of one plugin. Cause is empty if it was cut.
+type Said struct{ Name, Cause string }
 
-var lastLine = regexp.MustCompile(`^(staged|would stage) (\d+) plugins (\S+) \(bundle (sha256:[0-9a-f]{64})\) into (.+): (\d+) new, (\d+) replaced, (\d+) unchanged$`)
+var (
+	stageLine   = regexp.MustCompile(`^(staged|would stage) (\d+) plugins (\S+) \(bundle (sha256:[0-9a-f]{64})\) into (.+): (\d+) new, (\d+) replaced, (\d+) unchanged(?:, (\d+) kept)?$`)
+	restoreLine = regexp.MustCompile(`^(restored|would restore) (\d+) plugins in (.+): (\d+) put back, (\d+) removed, (\d+) left$`)
+)
 
 // ParseText reads back what Text and TextWithin wrote. What the last line does not look like is an error: a truncated
 // message, or another program's.
@@ -195,26 +242,45 @@ func ParseText(text string) (*Summary, error) {
 	last := lines[len(lines)-1]
 	lines = lines[:len(lines)-1]
 	s := new(Summary)
-	if err := s.parseLast(last); err != nil {
+	kept, err := s.parseLast(last)
+	if err != nil {
 		return nil, err
 	}
-	if len(lines) > 0 {
-		if names, ok := strings.CutPrefix(lines[0], failedPrefix); ok {
-			lines = lines[1:]
-			for _, name := range strings.Split(names, " ") {
-				s.Failed = append(s.Failed, Failure{Name: name})
+	failed, untouched := failedPrefix, keptPrefix
+	if s.Outcome.restores() {
+		failed, untouched = unputPrefix, leftPrefix
+	}
+	heads := func(prefix string) (said []Said) {
+		if len(lines) > 0 {
+			if names, ok := strings.CutPrefix(lines[0], prefix); ok {
+				lines = lines[1:]
+				for _, name := range strings.Split(names, " ") {
+					said = append(said, Said{Name: name})
+				}
 			}
 		}
+		return said
+	}
+	s.Failed, s.Kept = heads(failed), heads(untouched)
+	if len(s.Kept) != kept {
+		return nil, fmt.Errorf("parse report: %d names kept or left, and not %d", len(s.Kept), kept)
 	}
 	// The causes come in the order of the names, each with its name, so that no cause can pass for another line.
-	for i := range s.Failed {
-		if len(lines) > 0 && lines[0] == cutNotice {
-			break
+	causes := func(said []Said, before string) error {
+		for i := range said {
+			if len(lines) > 0 && lines[0] == cutNotice {
+				return nil
+			}
+			prefix := said[i].Name + ": " + before
+			if len(lines) == 0 || !strings.HasPrefix(lines[0], prefix) {
+				return fmt.Errorf("parse report: no cause for %s", said[i].Name)
+			}
+			said[i].Cause, lines = lines[0][len(prefix):], lines[1:]
 		}
-		if len(lines) == 0 || !strings.HasPrefix(lines[0], s.Failed[i].Name+": ") {
-			return nil, fmt.Errorf("parse report: no cause for %s", s.Failed[i].Name)
-		}
-		s.Failed[i].Cause, lines = lines[0][len(s.Failed[i].Name)+2:], lines[1:]
+		return nil
+	}
+	if err := errors.Join(causes(s.Failed, ""), causes(s.Kept, untouched)); err != nil {
+		return nil, err
 	}
 	for _, l := range lines {
 		if w, ok := strings.CutPrefix(l, warningPrefix); ok && len(s.Hints) == 0 {
@@ -230,64 +296,114 @@ func ParseText(text string) (*Summary, error) {
 	return s, nil
 }
 
-func (s *Summary) parseLast(line string) error {
-	m := lastLine.FindStringSubmatch(line)
-	switch {
-	case m != nil:
-		var counts [4]int
-		for i, text := range []string{m[2], m[6], m[7], m[8]} {
-			n, err := strconv.Atoi(text)
-			if err != nil {
-				return fmt.Errorf("parse report: %w", err)
+// parseLast reads the last line, and returns how many plugins it says were kept or left.
+func (s *Summary) parseLast(line string) (kept int, err error) {
+	// counts reads numbers, the first of which must be the sum of those that follow it but the last.
+	counts := func(texts ...string) (n []int, err error) {
+		for _, text := range texts {
+			v := 0
+			if text != "" {
+				if v, err = strconv.Atoi(text); err != nil {
+					return nil, fmt.Errorf("parse report: %w", err)
+				}
 			}
-			counts[i] = n
+			n = append(n, v)
 		}
-		s.Outcome = Staged
-		if m[1] != string(Staged) {
-			s.Outcome = Planned
+		sum := 0
+		for _, v := range n[1 : len(n)-1] {
+			sum += v
 		}
-		s.Version, s.Bundle, s.BinDir = m[3], m[4], m[5]
-		s.New, s.Replaced, s.Unchanged = counts[1], counts[2], counts[3]
-		if counts[0] != s.New+s.Replaced+s.Unchanged {
-			return fmt.Errorf("parse report: %d plugins do not add up", counts[0])
+		if n[0] != sum {
+			return nil, fmt.Errorf("parse report: %d plugins do not add up", n[0])
 		}
-	case strings.HasSuffix(line, skippedSuffix):
-		s.Outcome, s.Message = Skipped, line
-	case strings.HasSuffix(line, refusedSuffix):
-		s.Outcome, s.Message = Refused, line
-	case strings.HasSuffix(line, brokenSuffix):
-		s.Outcome, s.Message = Broken, line
-	default:
-		return fmt.Errorf("parse report: %q is no report's last line", line)
+		return n, nil
 	}
-	return nil
+	if m := stageLine.FindStringSubmatch(line); m != nil {
+		n, err := counts(m[2], m[6], m[7], m[8], m[9])
+		if err != nil {
+			return 0, err
+		}
+		if m[9] != "" && n[4] == 0 {
+			return 0, fmt.Errorf("parse report: 0 kept is not said")
+		}
+		s.Outcome = outcomeOf(m[1])
+		s.Version, s.Bundle, s.BinDir = m[3], m[4], m[5]
+		s.New, s.Replaced, s.Unchanged = n[1], n[2], n[3]
+		return n[4], nil
+	}
+	if m := restoreLine.FindStringSubmatch(line); m != nil {
+		n, err := counts(m[2], m[4], m[5], m[6])
+		if err != nil {
+			return 0, err
+		}
+		s.Outcome, s.BinDir = outcomeOf(m[1]), m[3]
+		s.PutBack, s.Removed = n[1], n[2]
+		return n[3], nil
+	}
+	for suffix, outcome := range lastSuffixes {
+		if strings.HasSuffix(line, suffix) {
+			s.Outcome, s.Message = outcome, line
+			return 0, nil
+		}
+	}
+	return 0, fmt.Errorf("parse report: %q is no report's last line", line)
 }
+
+func outcomeOf(verb string) Outcome {
+	for o, v := range verbs {
+		if v == verb {
+			return o
+		}
+	}
+	return ""
+}
+
+// Task is what a run was for.
+type Task string
+
+const (
+	Staging   Task = "stage"
+	Restoring Task = "restore"
+)
 
 // How the last line ends tells these apart for a reader that has no exit code.
 const (
-	skippedSuffix = "; skipping staging"
-	refusedSuffix = "; nothing was staged"
-	brokenSuffix  = "; staging broke off"
+	skippedSuffix   = "; skipping staging"
+	unstagedSuffix  = "; nothing was staged"
+	unrestoreSuffix = "; nothing was restored"
+	brokenSuffix    = "; staging broke off"
+	brokenBack      = "; restoring broke off"
 )
+
+var lastSuffixes = map[string]Outcome{
+	skippedSuffix: Skipped, unstagedSuffix: Refused, unrestoreSuffix: Refused, brokenSuffix: Broken, brokenBack: Broken,
+}
+
+func (t Task) suffix(staging, restoring string) string {
+	if t == Restoring {
+		return restoring
+	}
+	return staging
+}
 
 // Skip is the report of a run that had nothing to stage.
 func Skip(binDir, why string) *Report {
 	return &Report{Outcome: Skipped, BinDir: binDir, Plugins: []Result{}, Message: why + skippedSuffix}
 }
 
-// Refuse is the report of a run that could stage nothing.
-func Refuse(binDir, why string) *Report {
-	return &Report{Outcome: Refused, BinDir: binDir, Plugins: []Result{}, Message: why + refusedSuffix}
+// Refuse is the report of a run that could do nothing.
+func (t Task) Refuse(binDir, why string) *Report {
+	return &Report{Outcome: Refused, BinDir: binDir, Plugins: []Result{}, Message: why + t.suffix(unstagedSuffix, unrestoreSuffix)}
 }
 
 // Break is the report of a run that this program's own fault ended. The next run clears up.
-func Break(binDir, why string) *Report {
-	return &Report{Outcome: Broken, BinDir: binDir, Plugins: []Result{}, Message: why + brokenSuffix}
+func (t Task) Break(binDir, why string) *Report {
+	return &Report{Outcome: Broken, BinDir: binDir, Plugins: []Result{}, Message: why + t.suffix(brokenSuffix, brokenBack)}
 }
 
 // RefuseFor is Refuse for an error of the bundle or the bin dir.
-func RefuseFor(binDir string, err error) *Report {
-	r := Refuse(binDir, refusal(err))
+func (t Task) RefuseFor(binDir string, err error) *Report {
+	r := t.Refuse(binDir, refusal(err))
 	r.Err = err
 	return r
 }

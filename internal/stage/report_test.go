@@ -32,6 +32,23 @@ func reportOf(news, replaced, unchanged int, failures ...string) *Report {
 	return r
 }
 
+// restoreOf makes a report of restoring.
+func restoreOf(back, removed int, failed, left []Said) *Report {
+	r := &Report{Outcome: Restored, BinDir: "/opt/cni/bin", Plugins: []Result{}}
+	for _, f := range failed {
+		r.Plugins = append(r.Plugins, Result{Name: f.Name, Action: Failed, Cause: f.Cause, Err: errors.New(f.Cause)})
+	}
+	for _, l := range left {
+		r.Plugins = append(r.Plugins, Result{Name: l.Name, Action: Left, Cause: l.Cause})
+	}
+	for action, n := range map[Action]int{PutBack: back, Removed: removed} {
+		for i := range n {
+			r.Plugins = append(r.Plugins, Result{Name: fmt.Sprintf("p%d", i), Action: action})
+		}
+	}
+	return r
+}
+
 // The words are interface: the text of the design, letter by letter.
 func TestText(t *testing.T) {
 	last := "staged 12 plugins v1.9.1 (bundle " + someDigest + ") into /opt/cni/bin: 9 new, 3 replaced, 0 unchanged\n"
@@ -42,6 +59,13 @@ func TestText(t *testing.T) {
 	if got := r.Text(); got != head+last {
 		t.Errorf("got\n%s\nwant\n%s", got, head+last)
 	}
+	r.Plugins = append(r.Plugins, Result{Name: "vlan", Action: Kept, Cause: "same version, different build"}, Result{Name: "vrf", Action: Kept, Cause: "policy never, directory"})
+	kept := "failed to install: bridge portmap\nkept: vlan vrf\n" + strings.SplitN(head, "\n", 2)[1] +
+		"vlan: kept: same version, different build\nvrf: kept: policy never, directory\n" + strings.TrimSuffix(last, "\n") + ", 2 kept\n"
+	if got := r.Text(); got != kept {
+		t.Errorf("got\n%s\nwant\n%s", got, kept)
+	}
+	r.Plugins = r.Plugins[:len(r.Plugins)-2]
 	r.Warnings, r.Hints = []string{"one", "two"}, []string{"do"}
 	if got := r.Text(); got != head+"warning: one\nwarning: two\nhint: do\n"+last {
 		t.Errorf("got\n%s", got)
@@ -54,15 +78,20 @@ func TestText(t *testing.T) {
 	if got := r.Text(); got != "would stage"+strings.TrimPrefix(last, "staged") {
 		t.Errorf("a plan says\n%s", got)
 	}
+	back := restoreOf(3, 2, []Said{{"bridge", "rename: read-only file system; the staged file stays"}}, []Said{{"vlan", "is not what staging put there: script"}})
+	if got, want := back.Text(), "failed to restore: bridge\nleft: vlan\nbridge: rename: read-only file system; the staged file stays\n"+
+		"vlan: left: is not what staging put there: script\nrestored 5 plugins in /opt/cni/bin: 3 put back, 2 removed, 1 left\n"; got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
 	damage := &bundle.DamageError{Path: "bin/bridge", Err: bundle.ErrDigest}
 	for want, r := range map[string]*Report{
 		"no bundle at /cni-plugins; skipping staging\n":                           Skip("", "no bundle at /cni-plugins"),
-		"bundle damaged: bin/bridge: digest mismatch; nothing was staged\n":       RefuseFor("", damage),
-		"bundle unreadable: bin/bridge: input/output error; nothing was staged\n": RefuseFor("", &bundle.DamageError{Path: "bin/bridge", Err: syscall.EIO}),
-		"interrupted; nothing was staged\n":                                       RefuseFor("", fmt.Errorf("plan: %w", context.Canceled)),
-		"bin dir /b: open: permission denied; nothing was staged\n": RefuseFor("", &BinDirError{"/b",
+		"bundle damaged: bin/bridge: digest mismatch; nothing was staged\n":       Staging.RefuseFor("", damage),
+		"bundle unreadable: bin/bridge: input/output error; nothing was staged\n": Staging.RefuseFor("", &bundle.DamageError{Path: "bin/bridge", Err: syscall.EIO}),
+		"interrupted; nothing was staged\n":                                       Staging.RefuseFor("", fmt.Errorf("plan: %w", context.Canceled)),
+		"bin dir /b: open: permission denied; nothing was staged\n": Staging.RefuseFor("", &BinDirError{"/b",
 			&fs.PathError{Op: "open", Path: "/x", Err: syscall.EACCES}}),
-		`panic: a\nb; staging broke off` + "\n": Break("", "panic: a\nb"),
+		`panic: a\nb; staging broke off` + "\n": Staging.Break("", "panic: a\nb"),
 	} {
 		if got := r.Text(); got != want {
 			t.Errorf("said %q, want %q", got, want)
@@ -76,7 +105,7 @@ func TestComplete(t *testing.T) {
 		want bool
 	}{
 		{reportOf(1, 1, 1), true}, {reportOf(0, 0, 0), true}, {reportOf(5, 0, 0, "a", "b"), false},
-		{Skip("", "x"), true}, {Refuse("", "x"), false}, {Break("", "x"), false},
+		{Skip("", "x"), true}, {Staging.Refuse("", "x"), false}, {Staging.Break("", "x"), false},
 	} {
 		if got := test.r.Complete(); got != test.want {
 			t.Errorf("%s: %t", test.r.Text(), got)
@@ -100,8 +129,11 @@ func TestOneLine(t *testing.T) {
 func summaryOf(r *Report) *Summary {
 	s := &Summary{Outcome: r.Outcome}
 	for _, p := range r.Plugins {
-		if p.Action == Failed {
-			s.Failed = append(s.Failed, Failure{p.Name, Printable(p.Cause)})
+		switch said := (Said{p.Name, Printable(p.Cause)}); p.Action {
+		case Failed:
+			s.Failed = append(s.Failed, said)
+		case Kept, Left:
+			s.Kept = append(s.Kept, said)
 		}
 	}
 	for _, w := range r.Warnings {
@@ -110,10 +142,11 @@ func summaryOf(r *Report) *Summary {
 	for _, h := range r.Hints {
 		s.Hints = append(s.Hints, Printable(h))
 	}
-	if r.Outcome != Staged && r.Outcome != Planned {
+	if !r.Outcome.ran() {
 		s.Message = Printable(r.Message)
 		return s
 	}
+	s.PutBack, s.Removed = r.Count(PutBack), r.Count(Removed)
 	s.Version, s.Bundle, s.BinDir = r.Version, r.Bundle, Printable(r.BinDir)
 	s.New, s.Replaced, s.Unchanged = r.Count(New), r.Count(Replaced), r.Count(Unchanged)
 	return s
@@ -184,18 +217,21 @@ func TestParseText(t *testing.T) {
 	full := reportOf(1, 2, 3, "warning", "hint: x", "hint", "warning: y", "failed", "failed to install: z", "a", cutNotice, "b", "")
 	full.Warnings = []string{"hint: no", cutNotice, "failed to install: a", "staged 1 plugins"}
 	full.Hints = []string{"warning: no", cutNotice}
+	keeping := reportOf(1, 0, 0, "kept", "kept: a")
+	keeping.Plugins = append(keeping.Plugins, Result{Name: "a", Action: Kept, Cause: "kept: b: 1 kept"}, Result{Name: "hint", Action: Kept, Cause: cutNotice})
 	odd := reportOf(0, 0, 1)
 	odd.BinDir = "/a b: 1 new, 2 replaced, 3 unchanged) into /c: 4 new"
 	for _, r := range []*Report{
-		reportOf(0, 0, 0), reportOf(3, 2, 1), full, odd, reportOf(0, 0, 0, "a", "x\ny\x1b[1m"),
-		Skip("/b", "no bundle at /a; nothing was staged"), Refuse("/b", "x; skipping staging"), Refuse("", ""), Break("", "y; nothing was staged"),
+		reportOf(0, 0, 0), reportOf(3, 2, 1), full, odd, reportOf(0, 0, 0, "a", "x\ny\x1b[1m"), keeping,
+		restoreOf(0, 0, nil, nil), restoreOf(1, 2, []Said{{"left", "left: x"}}, []Said{{"a", "failed to restore: b"}, {"warning", "kept: y"}}),
+		Skip("/b", "no bundle at /a; nothing was staged"), Staging.Refuse("/b", "x; skipping staging"), Staging.Refuse("", ""), Staging.Break("", "y; nothing was staged"),
 	} {
 		checkRoundTrip(t, r)
 		for limit := range len(r.Text()) + 2 {
 			checkWithin(t, r, limit)
 		}
 	}
-	refused := Refuse("/b", "why")
+	refused := Staging.Refuse("/b", "why")
 	refused.Warnings, refused.Hints = []string{"w"}, []string{"h"}
 	checkRoundTrip(t, refused)
 }
@@ -207,6 +243,8 @@ func TestParseTextErrors(t *testing.T) {
 		"", "\n", "hello\n", strings.TrimSuffix(good, "\n"), good + "more\n", good + "\n", strings.Replace(good, "a: x", "b: x", 1),
 		strings.Replace(good, "a: x\n", "", 1), "odd\n" + good, strings.Replace(good, "staged 3", "staged 4", 1),
 		strings.Replace(good, "1 new", "99999999999999999999 new", 1), strings.Replace(good, someDigest, "sha256:x", 1),
+		strings.Replace(good, "unchanged", "unchanged, 1 kept", 1), strings.Replace(good, "unchanged", "unchanged, 0 kept", 1),
+		"left: b\nb: left: x\n" + restoreOf(1, 1, nil, nil).Text(), strings.Replace(restoreOf(1, 1, nil, nil).Text(), "restored 2", "restored 3", 1),
 		strings.Replace(good, "a: x\n", "a: x\nhint: h\nwarning: w\n", 1),
 		strings.Replace(good, "a: x\n", "a: x\n"+cutNotice+"\n"+cutNotice+"\n", 1),
 	} {
@@ -244,6 +282,7 @@ func FuzzReport(f *testing.F) {
 	f.Add("hint", cutNotice, "a", "x\ny", "/a: 1 new, 2 replaced, 3 unchanged", "", "warning: x", uint8(0), uint8(1))
 	f.Add("a", "", "b", "", "\x1b[1m", "\n", "\xff\u202e", uint8(255), uint8(2))
 	f.Add("a", "", "b", "", "no bundle", "", "", uint8(0), uint8(3))
+	f.Add("left", "left: x", "kept", "kept: a", "no bundle", "", "", uint8(5), uint8(5))
 	f.Fuzz(func(t *testing.T, name1, cause1, name2, cause2, path, warning, hint string, n, outcome uint8) {
 		var failures []string
 		for _, p := range [][2]string{{name1, cause1}, {name2, cause2}} {
@@ -259,19 +298,32 @@ func FuzzReport(f *testing.F) {
 		}
 		r := reportOf(int(n>>4), int(n>>2&3), int(n&3), failures...)
 		r.Warnings, r.Hints = []string{warning}, []string{hint, hint}
-		switch outcome % 5 {
+		untouched := Kept
+		switch outcome % 7 {
 		case 1:
 			r.Outcome = Planned
+		case 5, 6:
+			r = restoreOf(int(n>>4), int(n>>2&3), nil, nil)
+			for i := 0; i < len(failures); i += 2 {
+				r.Plugins = append(r.Plugins, Result{Name: failures[i], Action: Failed, Cause: failures[i+1]})
+			}
+			r.Warnings, r.Hints, untouched = []string{warning}, []string{hint, hint}, Left
+			if outcome%7 == 6 {
+				r.Outcome = RestorePlanned
+			}
 		case 2:
-			r = Refuse(path, cause1)
+			r = Staging.Refuse(path, cause1)
 			r.Warnings = []string{warning}
 		case 3:
 			r = Skip(path, cause1)
 		case 4:
-			r = Break(path, cause1)
+			r = Staging.Break(path, cause1)
 		}
-		if r.Outcome == Staged || r.Outcome == Planned {
+		if r.Outcome.ran() {
 			r.BinDir = "/" + path
+			if n&1 == 1 && len(failures) > 0 {
+				r.Plugins = append(r.Plugins, Result{Name: failures[0], Action: untouched, Cause: cause2})
+			}
 		}
 		checkRoundTrip(t, r)
 		checkWithin(t, r, int(n)*4)
@@ -282,8 +334,16 @@ func FuzzReport(f *testing.F) {
 func textOf(s *Summary) string {
 	r := reportOf(s.New, s.Replaced, s.Unchanged)
 	r.Outcome, r.Message, r.Version, r.Bundle, r.BinDir, r.Warnings, r.Hints = s.Outcome, s.Message, s.Version, s.Bundle, s.BinDir, s.Warnings, s.Hints
+	untouched := Kept
+	if s.Outcome.restores() {
+		r, untouched = restoreOf(s.PutBack, s.Removed, nil, nil), Left
+		r.Outcome, r.BinDir, r.Warnings, r.Hints = s.Outcome, s.BinDir, s.Warnings, s.Hints
+	}
 	for _, f := range s.Failed {
 		r.Plugins = append(r.Plugins, Result{Name: f.Name, Cause: f.Cause, Action: Failed})
+	}
+	for _, k := range s.Kept {
+		r.Plugins = append(r.Plugins, Result{Name: k.Name, Cause: k.Cause, Action: untouched})
 	}
 	return r.Text()
 }
@@ -292,7 +352,7 @@ func textOf(s *Summary) string {
 func FuzzParseText(f *testing.F) {
 	full := reportOf(1, 2, 3, "warning", "hint: x", "hint", "warning: y")
 	full.Warnings, full.Hints = []string{"w"}, []string{"h"}
-	for _, r := range []*Report{full, reportOf(1, 0, 0), Skip("", "x"), Refuse("", "y")} {
+	for _, r := range []*Report{full, reportOf(1, 0, 0), restoreOf(2, 1, []Said{{"a", "b"}}, []Said{{"c", "left: d"}}), Skip("", "x"), Staging.Refuse("", "y")} {
 		f.Add(r.Text())
 		f.Add(r.TextWithin(250))
 	}

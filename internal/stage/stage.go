@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -32,6 +33,10 @@ type Options struct {
 	NoKeep       bool          // do not keep what is replaced
 	Layout       Layout        // how names of one digest lie in the bin dir; Separate if empty
 	LockWait     time.Duration // how long to wait for another staging
+
+	Policy    Policy            // what may be replaced; Replace if empty
+	PolicyFor map[string]Policy // the same for single names
+	Unknown   Unknown           // what Newer makes of a version that cannot be known; ReplaceUnknown if empty
 }
 
 // Layout says how the names of one executable lie in the bin dir.
@@ -64,7 +69,7 @@ func Run(ctx context.Context, b *bundle.Bundle, o Options) *Report {
 		r.Outcome = Planned
 	}
 	refuse := func(err error) *Report {
-		refused := RefuseFor(o.shown(), err)
+		refused := Staging.RefuseFor(o.shown(), err)
 		refused.Warnings = r.Warnings
 		return refused
 	}
@@ -194,11 +199,15 @@ type piece struct {
 	written   bool   // lies whole, checked and synced in the run's folder
 	published bool   // stands under its name
 	original  string // where what it replaced is kept
-	warning   error  // staged, but
+	displaced string // digest of what it replaced, if that was not ours
+	contended *Contention
+	warning   error // staged, but
 }
 
 // pending says whether the piece is still to go on.
-func (p *piece) pending() bool { return p.Err == nil && p.Action != Unchanged && !p.published }
+func (p *piece) pending() bool {
+	return p.Err == nil && p.Action != Unchanged && p.Action != Kept && !p.published
+}
 
 // do runs the steps in the order that the guarantees need: nothing is published before everything was checked.
 // An error means that nothing was staged.
@@ -206,21 +215,31 @@ func (r *run) do() error {
 	locked := false
 	if !r.o.DryRun {
 		var err error
-		if locked, err = r.lock(); err != nil {
-			return err
+		locked, err = lock(r.ctx, r.dir, r.o.LockWait)
+		switch {
+		case r.ctx.Err() != nil:
+			return r.ctx.Err()
+		case errors.Is(err, hostdir.ErrLocked):
+			r.warn("another staging held the lock for %s; went on without it and cleared no leftovers", r.o.LockWait)
+		case err != nil:
+			r.warn("went on without the lock: %s", errnoText(err))
 		}
 	}
 	store, storeErr := openStore(r.dir, !r.o.DryRun)
 	defer store.close()
 	r.store = store
 	if locked && storeErr == nil {
-		r.clear()
+		store.clear(r.ctx, r.warn)
 	}
+	r.checkPolicies()
 	if err := r.checkBundle(); err != nil {
 		return err
 	}
 	items, err := plan(r.ctx, r.b, r.dir, r.o.Layout)
 	if err != nil {
+		return err
+	}
+	if err := r.decide(items); err != nil {
 		return err
 	}
 	for _, it := range items {
@@ -238,7 +257,13 @@ func (r *run) do() error {
 		if p.Err == nil && p.warning != nil {
 			r.warn("%s: staged, but %s", p.Plugin.Name, p.warning)
 		}
+		if c := p.contended; c != nil {
+			r.warn("%s: contended: another program's file had to be replaced in %d runs in a row, the last with digest %s",
+				p.Plugin.Name, c.Runs, c.SHA256)
+		}
 	}
+	r.reportDropped()
+	r.reportOverlay()
 	return nil
 }
 
@@ -262,40 +287,34 @@ func (r *run) checkBundle() error {
 	return firstError(errs)
 }
 
-// clear puts right what earlier runs left. It must hold the lock. What cannot be cleared is not worth failing for.
-func (r *run) clear() {
-	if err := r.store.settleSwaps(r.ctx); err != nil {
-		r.warn("an interrupted run's original could not be filed: %s", errnoText(err))
-	}
-	if err := r.store.clearLeftovers(); err != nil {
-		r.warn("leftovers of an earlier run stay: %s", errnoText(err))
-	}
-}
-
 // lockPoll is how often a held lock is tried again.
 const lockPoll = 50 * time.Millisecond
 
-// lock waits for the bin dir's lock as long as the options say. Only the context's end is an error.
-func (r *run) lock() (bool, error) {
-	deadline := time.Now().Add(r.o.LockWait)
+// lock waits at most so long for the bin dir's lock. If another process held it all the while, the error is ErrLocked.
+func lock(ctx context.Context, dir *hostdir.Dir, wait time.Duration) (bool, error) {
+	deadline := time.Now().Add(wait)
 	for {
-		err := r.dir.TryLock()
-		if err == nil {
-			return true, nil
-		}
-		if !errors.Is(err, hostdir.ErrLocked) {
-			r.warn("went on without the lock: %s", errnoText(err))
-			return false, nil
-		}
-		if !time.Now().Before(deadline) {
-			r.warn("another staging held the lock for %s; went on without it and cleared no leftovers", r.o.LockWait)
-			return false, nil
+		err := dir.TryLock()
+		if err == nil || !errors.Is(err, hostdir.ErrLocked) || !time.Now().Before(deadline) {
+			return err == nil, err
 		}
 		select {
-		case <-r.ctx.Done():
-			return false, r.ctx.Err()
+		case <-ctx.Done():
+			return false, ctx.Err()
 		case <-time.After(lockPoll):
 		}
+	}
+}
+
+// overlayNote says what cannot be taken back.
+const overlayNote = "the bin dir lies on an overlay: what is written there goes on hiding the files below it, also those of a later " +
+	"image, until the operating system's own reset"
+
+// reportOverlay says so, once, if this run has written to an overlay.
+func (r *run) reportOverlay() {
+	wrote := slices.ContainsFunc(r.work, func(p *piece) bool { return p.published })
+	if overlay, err := r.dir.Overlay(); err == nil && overlay && wrote {
+		r.warn(overlayNote)
 	}
 }
 
@@ -314,7 +333,8 @@ func (r *run) failPending(err error) {
 }
 
 func (p *piece) result() Result {
-	res := Result{Name: p.Plugin.Name, Found: p.Found, Action: p.Action, SHA256: p.Plugin.SHA256, Err: p.Err}
+	res := Result{Name: p.Plugin.Name, Found: p.Found, Action: p.Action, SHA256: p.Plugin.SHA256, Contended: p.contended,
+		Reason: p.Reason, Cause: p.Why, Err: p.Err}
 	if p.original != "" {
 		res.Original = fmt.Sprintf("%s/%s/%s/%s", storeName, originalsName, p.Plugin.Name, p.original)
 	}

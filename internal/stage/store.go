@@ -28,6 +28,7 @@ import (
 //	.chandler/tmp/<run>/<name>                      files being written; a run's folder is locked while the run lives
 //	.chandler/originals/<name>/<n>-<digest>         what staging replaced, moved there, the newest with the highest n
 //	.chandler/originals/<name>/swap-<digest>-<run>  a name's exchange under way: our new file before it, what was there after
+//	.chandler/originals/<name>/back-<inode>-<n>-<digest>  an original on its way back: the original itself while it has that inode
 //	.chandler/staged/<name>@<digest>                an empty file: staging has published this digest under this name
 //	.chandler/staged/<name>@absent                  an empty file: nothing stood there when staging put a file there
 //	.chandler/ledger.json                           the record for people and for chandler's own reports
@@ -43,6 +44,7 @@ const (
 	ledgerName    = "ledger.json"
 
 	swapPrefix   = "swap-"
+	backPrefix   = "back-"
 	absentMark   = "absent"
 	unreadDigest = "unread" // stands for the digest of an original that could not be read, or was too large to
 
@@ -125,6 +127,72 @@ func openStore(bin *hostdir.Dir, change bool) (*store, error) {
 	}
 	s.staged = staged
 	return s, inStore(err)
+}
+
+// names returns every name that has a mark or a folder of originals, in order. It opens the latter.
+func (s *store) names() ([]string, error) {
+	names, err := s.markedNames()
+	if s.dir == nil || err != nil {
+		return names, inStore(err)
+	}
+	originals, err := s.sub(s.dir, originalsName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return names, nil
+	}
+	if err != nil {
+		return nil, inStore(err)
+	}
+	s.originals = originals
+	slots, err := originals.Names()
+	for _, name := range slots {
+		if plugin.CheckName(name) == nil {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), err
+}
+
+// markedNames returns the names that staging has marked, in order.
+func (s *store) markedNames() (names []string, err error) {
+	if s.staged == nil {
+		return nil, nil
+	}
+	marks, err := s.staged.Names()
+	for _, m := range marks {
+		if at := strings.LastIndexByte(m, '@'); at > 0 && plugin.CheckName(m[:at]) == nil {
+			names = append(names, m[:at])
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), err
+}
+
+// markedAbsent says whether nothing stood under name when staging put a file there.
+func (s *store) markedAbsent(name string) (bool, error) {
+	if s.staged == nil {
+		return false, nil
+	}
+	_, err := s.staged.Stat(mark(name, absentMark))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// current says what stands under name in the bin dir and, if that is what staging put there, its digest.
+func (s *store) current(ctx context.Context, name string) (e hostdir.Entry, digest string, err error) {
+	if e, err = s.bin.Stat(name); err != nil || s.staged == nil || !exact(e) {
+		return e, "", err
+	}
+	if digest, err = digestOf(ctx, s.bin, name, e); err != nil || digest == unreadDigest {
+		return e, "", err
+	}
+	_, err = s.staged.Stat(mark(name, digest))
+	if errors.Is(err, fs.ErrNotExist) {
+		return e, "", nil
+	}
+	return e, digest, err
 }
 
 // sub opens the directory name in parent, which must be this user's and no mount of something else: whoever could change
@@ -342,9 +410,34 @@ func (s *store) mark(names ...string) (made []string, err error) {
 	return made, nil
 }
 
+// unmarkAbsent forgets, durably, that nothing stood under name once.
+func (s *store) unmarkAbsent(name string) error {
+	if s.staged == nil {
+		return nil
+	}
+	err := s.staged.Remove(mark(name, absentMark))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return syncDir(s.staged)
+}
+
 func (s *store) unmark(names []string) {
 	for _, name := range names {
 		s.staged.Remove(name) // one that stays speaks of a file that is not there: harmless
+	}
+}
+
+// clear puts right what earlier runs left. It must hold the lock. What cannot be cleared is not worth failing for.
+func (s *store) clear(ctx context.Context, warn func(format string, args ...any)) {
+	if err := s.settleSwaps(ctx); err != nil {
+		warn("an interrupted run's original could not be filed: %s", errnoText(err))
+	}
+	if err := s.clearLeftovers(); err != nil {
+		warn("leftovers of an earlier run stay: %s", errnoText(err))
 	}
 }
 
@@ -414,9 +507,12 @@ func (s *store) settleSwaps(ctx context.Context) error {
 		files, err := slot.Names()
 		errs = append(errs, err)
 		for _, file := range files {
-			if strings.HasPrefix(file, swapPrefix) && !s.alive(file) {
+			switch {
+			case strings.HasPrefix(file, swapPrefix) && !s.alive(file):
 				_, err := s.settle(ctx, slot, name, file, true)
 				errs = append(errs, err)
+			case strings.HasPrefix(file, backPrefix):
+				errs = append(errs, s.settleBack(ctx, slot, name, file))
 			}
 		}
 		slot.Close()
@@ -439,30 +535,43 @@ func (s *store) alive(swap string) bool {
 	return errors.Is(run.TryLock(), hostdir.ErrLocked)
 }
 
+// settled is what became of a file that an exchange brought. The zero value says that it was ours.
+type settled struct {
+	original string // its name among the originals, if it was kept
+	digest   string // of what was another's
+}
+
 // settle decides what becomes of a file that lies in a slot under its swap name: one of ours is removed, anything else is
-// kept as the newest original, or removed too if keep is false. It returns the original's name.
-func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string, keep bool) (string, error) {
+// kept as the newest original, or removed too if keep is false.
+func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string, keep bool) (settled, error) {
 	e, err := slot.Stat(swap)
 	if err != nil {
-		return "", err
+		return settled{}, err
 	}
 	if !takes(e.Kind) {
-		return "", s.giveBack(ctx, slot, name, swap)
+		return settled{}, s.giveBack(ctx, slot, name, swap)
 	}
 	digest, err := digestOf(ctx, slot, swap, e)
 	if err != nil {
-		return "", err
+		return settled{}, err
 	}
 	// Before the exchange it is our new file, with the digest that its name says; after it, it may be our last one.
 	// A digest that is not known proves nothing.
 	unpublished := exact(e) && digest == swapDigest(swap) && digest != unreadDigest
 	ours, known := s.ours(name, digest, e)
-	if !keep || unpublished || ours {
-		return "", slot.Remove(swap)
+	if unpublished || ours {
+		return settled{}, slot.Remove(swap)
+	}
+	if !keep {
+		// What stood there before is gone: an earlier time when nothing did is not to be restored in its place.
+		if err := s.unmarkAbsent(name); err != nil {
+			return settled{digest: digest}, err
+		}
+		return settled{digest: digest}, slot.Remove(swap)
 	}
 	files, err := slot.Names()
 	if err != nil {
-		return "", err
+		return settled{digest: digest}, err
 	}
 	kept := parseOriginals(files)
 	for n := nextNumber(kept); ; n++ {
@@ -472,20 +581,30 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 			continue
 		}
 		if err != nil {
-			return "", err
+			return settled{digest: digest}, err
 		}
 		// What may be one of ours after all pushes out nobody's: neither a file that could not be read, nor one whose mark could not.
-		if digest == unreadDigest || !known {
-			return file, nil
+		if digest != unreadDigest && known {
+			err = pushOut(slot, append(kept, original{n, digest, file}))
 		}
-		for len(kept) >= keepOriginals {
-			if err := slot.Remove(kept[0].file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return file, err
-			}
-			kept = kept[1:]
-		}
-		return file, nil
+		return settled{file, digest}, err
 	}
+}
+
+// pushOut removes originals, oldest first in the list, until no more than are kept remain. One whose bytes a newer one has too goes
+// before one that is the last of its kind: a program that puts the same file back each time pushes out its own.
+func pushOut(slot *hostdir.Dir, kept []original) error {
+	for len(kept) > keepOriginals {
+		i := max(0, slices.IndexFunc(kept, func(o original) bool {
+			return o.digest != unreadDigest &&
+				slices.ContainsFunc(kept, func(newer original) bool { return newer.n > o.n && newer.digest == o.digest })
+		}))
+		if err := slot.Remove(kept[i].file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		kept = slices.Delete(kept, i, i+1)
+	}
+	return nil
 }
 
 // giveBack puts what staging never takes, and has in its hands since it was killed or a name changed at the wrong moment,

@@ -22,7 +22,7 @@ var charts = []string{"multus", "platform"}
 // helm lint has nothing to say, not even a recommendation.
 func TestLint(t *testing.T) {
 	for _, name := range charts {
-		for _, values := range []map[string]any{nil, {"stageCniPlugins": true, "distribution": "talos", "namespace": map[string]any{"create": true}}} {
+		for _, values := range []map[string]any{nil, {"stageCniPlugins": true, "distribution": "talos", "namespace": map[string]any{"create": true}}, {"restoreCniPlugins": true}} {
 			if name == "platform" && values != nil {
 				values = map[string]any{"bundles": map[string]any{"system": map[string]any{"variant": "isp-full-generic"}}}
 			}
@@ -60,6 +60,21 @@ func TestNotes(t *testing.T) {
 	} {
 		if !strings.Contains(on, want) {
 			t.Errorf("the notes lack %q:\n%s", want, on)
+		}
+	}
+	if strings.Contains(notes(t, "multus", "distribution: generic"), "stagePolicy") {
+		t.Error("the notes speak of a policy that nobody chose")
+	}
+	chosen := notes(t, "multus", "{distribution: k3s, stagePolicyFor: {portmap: newer, bridge: never}}")
+	if want := "somebody else's: stagePolicy=missing, stagePolicyFor.bridge=never, stagePolicyFor.portmap=newer.\n"; !strings.Contains(chosen, want) {
+		t.Errorf("the notes lack %q:\n%s", want, chosen)
+	}
+	back := notes(t, "multus", "{distribution: generic, stageCniPlugins: false, restoreCniPlugins: true}")
+	for _, want := range []string{
+		"of every node the init container restore-cni-plugins puts back", "-c restore-cni-plugins", `initContainerStatuses[?(@.name=="restore-cni-plugins")]`, "set restoreCniPlugins=false",
+	} {
+		if !strings.Contains(back, want) || strings.Contains(back, "install-cni-plugins") || strings.Contains(back, "failed to install:") {
+			t.Errorf("the notes of a restore lack %q, or speak of staging:\n%s", want, back)
 		}
 	}
 	off := notes(t, "multus", "namespace: {create: true}")
@@ -128,17 +143,19 @@ func TestSchemaKnowsEachValue(t *testing.T) {
 	}
 }
 
-// The two charts read a boolean by one rule.
-func TestBooleanHelperIsShared(t *testing.T) {
-	var texts []string
-	for _, name := range charts {
-		data, err := os.ReadFile(filepath.Join(chartsDir, name, "templates/_boolean.tpl"))
-		if err != nil {
-			t.Fatal(err)
+// The two charts judge the values that they have in common by one rule.
+func TestHelpersAreShared(t *testing.T) {
+	for _, file := range []string{"_boolean.tpl", "_staging.tpl"} {
+		var texts []string
+		for _, name := range charts {
+			data, err := os.ReadFile(filepath.Join(chartsDir, name, "templates", file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts = append(texts, string(data))
 		}
-		texts = append(texts, string(data))
-	}
-	if len(slices.Compact(texts)) != 1 {
-		t.Error("templates/_boolean.tpl differs between the charts; copy the one that is right over the other")
+		if len(slices.Compact(texts)) != 1 {
+			t.Errorf("templates/%s differs between the charts; copy the one that is right over the other", file)
+		}
 	}
 }

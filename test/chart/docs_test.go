@@ -3,6 +3,7 @@ package chart
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -15,11 +16,12 @@ import (
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/distribution"
 	"github.com/chandler-cni/chandler/internal/pins"
+	"github.com/chandler-cni/chandler/internal/plugin"
 	"github.com/chandler-cni/chandler/internal/stage"
 )
 
 // The pages for operators quote the code: what they say is held to it here.
-var pages = []string{"guide.md", "talos.md", "k3s.md", "generic.md"}
+var pages = []string{"guide.md", "runbook.md", "talos.md", "k3s.md", "generic.md"}
 
 func page(t testing.TB, name string) string {
 	t.Helper()
@@ -36,14 +38,14 @@ func eachPage(t *testing.T, test func(t *testing.T, text string)) {
 	}
 }
 
-var block = regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$")
+var block = regexp.MustCompile("(?ms)^( *)```([a-z]*)\n(.*?)^ *```$")
 
-// blocks returns the code blocks of a kind.
+// blocks returns the code blocks of a kind, those of lists without the list's indent.
 func blocks(text, kind string) []string {
 	var all []string
 	for _, m := range block.FindAllStringSubmatch(text, -1) {
-		if m[1] == kind {
-			all = append(all, m[2])
+		if m[2] == kind {
+			all = append(all, strings.ReplaceAll("\n"+m[3], "\n"+m[1], "\n")[1:])
 		}
 	}
 	return all
@@ -133,7 +135,7 @@ func sources(t testing.TB, dir string) string {
 // The table of last lines is those that the code writes.
 func TestGuideLastLines(t *testing.T) {
 	const dir = "/opt/cni/bin"
-	refused := func(err error) string { return stage.RefuseFor(dir, err).LastLine() }
+	refused := func(err error) string { return stage.Staging.RefuseFor(dir, err).LastLine() }
 	replaced := refused(&stage.BinDirError{Path: dir, Err: stage.ErrReplaced})
 	can := []string{
 		stage.Skip(dir, "no bundle at /cni-plugins").LastLine(),
@@ -162,7 +164,8 @@ func TestGuideLastLines(t *testing.T) {
 // Containers are called what the pages call them, and the guide's table has each.
 func TestGuideContainers(t *testing.T) {
 	pod := release{}.objects(t, "stageCniPlugins: true").pod(t)
-	there := append(names(pod["containers"]), names(pod["initContainers"])...)
+	restoring := release{}.objects(t, "restoreCniPlugins: true").pod(t)
+	there := slices.Concat(names(pod["containers"]), names(pod["initContainers"]), names(restoring["initContainers"]))
 	guide := page(t, "guide.md")
 	for _, name := range there {
 		if !strings.Contains(guide, "\n| `"+name+"`") {
@@ -170,7 +173,7 @@ func TestGuideContainers(t *testing.T) {
 		}
 	}
 	eachPage(t, func(t *testing.T, text string) {
-		for _, name := range regexp.MustCompile(`\b(install-[a-z-]+|kube-multus)\b`).FindAllString(text, -1) {
+		for _, name := range regexp.MustCompile(`\b(install-[a-z-]+|restore-[a-z-]+|kube-multus)\b`).FindAllString(text, -1) {
 			if !slices.Contains(there, name) && name != "kube-multus-ds" && name != "kube-multus" {
 				t.Errorf("no container %s", name)
 			}
@@ -184,7 +187,8 @@ func TestGuideContainers(t *testing.T) {
 // othersFlags are the flags of programs that are not ours.
 var othersFlags = []string{
 	"--set", "--namespace", "--create-namespace", "--reuse-values", "--take-ownership", // helm
-	"--prefix",          // kubectl
+	"--prefix", "--profile", "--image", "--field-selector", // kubectl
+	"--rm", "--privileged", "--mount", // ctr
 	"--all",             // skopeo
 	"--flannel-backend", // k3s
 }
@@ -230,6 +234,9 @@ func TestGuideValues(t *testing.T) {
 				continue
 			}
 			n++
+			if name, ok := strings.CutPrefix(m[1], "stagePolicyFor."); ok && plugin.CheckName(name) == nil {
+				continue // a key of the user's
+			}
 			if !slices.Contains(known, m[1]) {
 				t.Errorf("%q is no value", word)
 			}
@@ -270,7 +277,7 @@ func TestGuideHelmCommands(t *testing.T) {
 			}
 		}
 	})
-	if n < 7 {
+	if n < 12 {
 		t.Errorf("%d commands; does the pattern still match?", n)
 	}
 }
@@ -307,11 +314,61 @@ func TestGuideDistributions(t *testing.T) {
 			t.Errorf("%s does not say that it ships %s", file, want)
 		}
 	}
+	guide := oneLine(page(t, "guide.md"))
+	if !strings.Contains(guide, "`missing` for k3s with its own flannel, `replace` for all others") {
+		t.Error("the guide does not say which policy is whose")
+	}
+	for name, d := range byName {
+		if missing := name == "k3s"; missing != (d.Policy == "missing") || !missing && d.Policy != "replace" {
+			t.Errorf("the guide and k3s.md say otherwise of the policy of %s", name)
+		}
+	}
+	others := 0
+	for _, s := range loadPins(t).Staged {
+		if !slices.Contains(byName["k3s"].Ships, s.Name) {
+			others++
+		}
+	}
+	if others != 9 || !strings.Contains(oneLine(k3s), "the nine other plugins are staged") {
+		t.Errorf("k3s.md does not say that %d plugins are staged", others)
+	}
 	if d := byName["kubespray"]; !slices.Equal(d.Capabilities, []string{"DAC_OVERRIDE"}) || d.Staging {
 		t.Error("generic.md says otherwise of kubespray")
 	}
 	if byName["talos"].SELinuxType != "" {
 		t.Error("talos.md says otherwise of SELinux")
+	}
+}
+
+// The guide's policies are the chart's, each once; that the chart's are the program's is held by TestArgumentsAreUnderstood.
+func TestGuidePolicies(t *testing.T) {
+	_, table, _ := strings.Cut(page(t, "guide.md"), "| policy | what becomes of it |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	var said []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z]+)` \\|").FindAllStringSubmatch(table, -1) {
+		said = append(said, m[1])
+	}
+	if want := "expected " + strings.Join(said[:max(0, len(said)-1)], ", ") + " or " + said[len(said)-1]; len(said) != 4 || !strings.Contains((release{}).refused(t, "stagePolicy: x"), want) {
+		t.Errorf("the guide has the policies %v", said)
+	}
+}
+
+// What the guide shows of a restore is how the program says it.
+func TestGuideRestored(t *testing.T) {
+	shown := blocks(page(t, "guide.md"), "restored")
+	if len(shown) != 1 {
+		t.Fatalf("%d restores", len(shown))
+	}
+	dir := t.TempDir()
+	out, err := exec.Command(chandlerProgram(t), "restore", "--bin-dir", dir, "--termination-log=").Output()
+	if err != nil {
+		t.Fatalf("restore: %v", err)
+	}
+	number := regexp.MustCompile(`[0-9]+`)
+	lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
+	got := number.ReplaceAllString(strings.Replace(lines[len(lines)-1], dir, "/opt/cni/bin", 1), "N")
+	if want := number.ReplaceAllString(strings.TrimSpace(shown[0]), "N"); got != want {
+		t.Errorf("the guide shows %q, the program says %q", want, got)
 	}
 }
 
@@ -345,6 +402,9 @@ func TestGuideCounts(t *testing.T) {
 		if c.Carries != p.Version {
 			t.Errorf("the guide says that %s carries the same", c.Product)
 		}
+	}
+	if want := fmt.Sprintf("three files a name and no more: at most %d files,", 3*len(names)); !strings.Contains(page(t, "runbook.md"), want) {
+		t.Errorf("the runbook does not say %q", want)
 	}
 	up := parse(t, vendored(t))
 	says("each of the six objects")
@@ -389,12 +449,30 @@ func TestGuideCounts(t *testing.T) {
 	}
 }
 
-// Links between the pages lead somewhere.
+// Links between the pages lead somewhere, to a heading too.
 func TestPagesLinks(t *testing.T) {
-	for _, name := range append(slices.Clone(pages), "distributions.md", "../charts/multus/README.md", "../charts/platform/README.md") {
-		for _, m := range regexp.MustCompile(`\]\(([^)#:]+)\)`).FindAllStringSubmatch(page(t, name), -1) {
-			if _, err := os.Stat(filepath.Join("../../docs", filepath.Dir(name), m[1])); err != nil {
+	anchor := func(heading string) string {
+		return strings.ReplaceAll(regexp.MustCompile(`[^a-z0-9 -]`).ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
+	}
+	for _, name := range append(slices.Clone(pages), "distributions.md", "../README.md", "../charts/multus/README.md", "../charts/platform/README.md") {
+		for _, m := range regexp.MustCompile(`\]\(([^)#:]*)(?:#([^)]*))?\)`).FindAllStringSubmatch(page(t, name), -1) {
+			to := name
+			if m[1] != "" {
+				to = filepath.Join(filepath.Dir(name), m[1])
+			}
+			if _, err := os.Stat(filepath.Join("../../docs", to)); err != nil {
 				t.Errorf("%s: %v", name, err)
+				continue
+			}
+			if m[2] == "" {
+				continue
+			}
+			var there []string
+			for _, h := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(page(t, to), -1) {
+				there = append(there, anchor(h[1]))
+			}
+			if !slices.Contains(there, m[2]) {
+				t.Errorf("%s: %s has no heading %s", name, to, m[2])
 			}
 		}
 	}

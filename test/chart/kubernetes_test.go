@@ -21,7 +21,7 @@ func TestKubernetesKnowsEveryField(t *testing.T) {
 		"DaemonSet":                func() any { return new(appsv1.DaemonSet) },
 		"CustomResourceDefinition": func() any { return new(apiextensionsv1.CustomResourceDefinition) },
 	}
-	for _, values := range []string{"", "stageCniPlugins: true", everything, "distribution: talos", "distribution: k3s"} {
+	for _, values := range []string{"", "stageCniPlugins: true", "restoreCniPlugins: true", everything, "distribution: talos", "distribution: k3s"} {
 		for _, o := range (release{}).objects(t, values) {
 			typed := kinds[o["kind"].(string)]
 			if typed == nil {

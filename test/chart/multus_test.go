@@ -203,14 +203,15 @@ func TestDistributions(t *testing.T) {
 	for name, want := range map[string]struct {
 		binDir, confDir string
 		staged          bool
+		policy          []any
 		add             []any
 		seLinux         any
 	}{
-		"talos":          {"/opt/cni/bin", "/etc/cni/net.d", true, nil, nil},
-		"generic":        {"/opt/cni/bin", "/etc/cni/net.d", true, nil, "spc_t"},
-		"k3s":            {"/var/lib/rancher/k3s/data/cni", "/var/lib/rancher/k3s/agent/etc/cni/net.d", true, nil, "spc_t"},
-		"k3s-no-flannel": {"/opt/cni/bin", "/etc/cni/net.d", true, nil, "spc_t"},
-		"kubespray":      {"/opt/cni/bin", "/etc/cni/net.d", false, []any{"DAC_OVERRIDE"}, "spc_t"},
+		"talos":          {"/opt/cni/bin", "/etc/cni/net.d", true, nil, nil, nil},
+		"generic":        {"/opt/cni/bin", "/etc/cni/net.d", true, nil, nil, "spc_t"},
+		"k3s":            {"/var/lib/rancher/k3s/data/cni", "/var/lib/rancher/k3s/agent/etc/cni/net.d", true, []any{"--policy=missing"}, nil, "spc_t"},
+		"k3s-no-flannel": {"/opt/cni/bin", "/etc/cni/net.d", true, nil, nil, "spc_t"},
+		"kubespray":      {"/opt/cni/bin", "/etc/cni/net.d", false, nil, []any{"DAC_OVERRIDE"}, "spc_t"},
 	} {
 		all := release{}.objects(t, "distribution: "+name)
 		checkPaths(t, all, want.binDir, want.confDir)
@@ -225,6 +226,12 @@ func TestDistributions(t *testing.T) {
 		}
 		if got := at(security, "seLinuxOptions", "type"); got != want.seLinux {
 			t.Errorf("%s: the SELinux type is %v", name, got)
+		}
+		if got := policyArgs(t, "distribution: "+name+"\nstageCniPlugins: on"); !reflect.DeepEqual(got, want.policy) {
+			t.Errorf("%s: the policy is %v", name, got)
+		}
+		if got := policyArgs(t, "{stageCniPlugins: on, stagePolicy: replace, distribution: "+name+"}"); got != nil {
+			t.Errorf("%s: what is given does not go before the distribution: %v", name, got)
 		}
 		all = release{}.objects(t, "distribution: "+name+"\nstageCniPlugins: 0")
 		if at(all.pod(t), "initContainers", "install-cni-plugins") != nil {
@@ -245,6 +252,42 @@ func TestDistributions(t *testing.T) {
 	got := (release{}).refused(t, "distribution: slackware")
 	if !strings.Contains(got, `"slackware" is not known; known are generic, k3s, k3s-no-flannel, kubespray, talos`) {
 		t.Error(got)
+	}
+}
+
+// Where names are links out of the directory, the daemon sees what they lead to under the same path, and nobody else does.
+func TestLinkTargets(t *testing.T) {
+	for values, want := range map[string]any{
+		"distribution: k3s": "/var/lib/rancher/k3s/data",
+		"{distribution: k3s, binDir: /srv/k3s/data/cni, confDir: /srv/k3s/agent/etc/cni/net.d}": "/srv/k3s/data",
+		"{distribution: k3s, stageCniPlugins: false}":                                           "/var/lib/rancher/k3s/data",
+		"{distribution: k3s, binDir: /cni}":                                                     nil,
+		"distribution: k3s-no-flannel":                                                          nil,
+		"distribution: generic":                                                                 nil,
+		"distribution: talos":                                                                   nil,
+		"":                                                                                      nil,
+	} {
+		pod := release{}.objects(t, values).pod(t)
+		if got := at(pod, "volumes", "cni-link-targets", "hostPath", "path"); got != want {
+			t.Errorf("%s: the volume is %v", values, got)
+		}
+		mount := at(pod, "containers", "kube-multus", "volumeMounts", "cni-link-targets")
+		if got := at(mount, "mountPath"); got != want || want != nil && at(mount, "readOnly") != true {
+			t.Errorf("%s: the daemon's mount is %v", values, mount)
+		}
+		for _, c := range pod["initContainers"].([]any) {
+			if at(c, "volumeMounts", "cni-link-targets") != nil {
+				t.Errorf("%s: %v mounts it", values, at(c, "name"))
+			}
+		}
+	}
+	for values, says := range map[string]string{
+		"{distribution: k3s, binDir: /usr/src/cni}":  "binDir: its links lead to /usr/src, which mounted there would hide /usr/src/multus-cni/bin/multus-daemon",
+		"{distribution: k3s, binDir: /host/run/cni}": "binDir: its links lead to /host/run, where container kube-multus has its volume host-run",
+	} {
+		if got := (release{}).refused(t, values); !strings.Contains(got, says) {
+			t.Errorf("%s: %s", values, got)
+		}
 	}
 }
 
@@ -283,7 +326,8 @@ func checkPaths(t *testing.T, all objects, binDir, confDir string) {
 	}
 	if at(pod, "initContainers", "install-cni-plugins") != nil {
 		got["stager's mount"], want["stager's mount"] = mount("initContainers", "install-cni-plugins", "cnibin"), "/host"+binDir
-		got["stager's command"] = fmt.Sprint(at(pod, "initContainers", "install-cni-plugins", "args"))
+		args := at(pod, "initContainers", "install-cni-plugins", "args").([]any)
+		got["stager's command"] = fmt.Sprint(args[:min(5, len(args))])
 		want["stager's command"] = "[stage --init --bundle=/cni-plugins --bin-dir=/host" + binDir + " --shown-as=" + binDir + "]"
 	}
 	for what := range want {

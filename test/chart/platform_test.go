@@ -187,3 +187,47 @@ func TestPlatformDrivesMultus(t *testing.T) {
 		}
 	}
 }
+
+// Policies and the way back go over to Multus' chart as they are, and only where they are set, so that a package that says
+// nothing of them stays what it was.
+func TestPlatformPolicies(t *testing.T) {
+	r := platform(t)
+	for networking, want := range map[string]object{
+		"{stagePolicy: null, stagePolicyFor: null, stageUnknown: null, restoreCniPlugins: null}": {"stageCniPlugins": true},
+		"{stagePolicyFor: {}, restoreCniPlugins: false}":                                         {"stageCniPlugins": true},
+		"{stagePolicyFor: {bridge: null}}":                                                       {"stageCniPlugins": true},
+		"{stagePolicy: replace}":                                                                 {"stageCniPlugins": true, "stagePolicy": "replace"},
+		"{stagePolicy: newer, stageUnknown: keep, stagePolicyFor: {vlan: missing, bridge: never}}": {
+			"stageCniPlugins": true, "stagePolicy": "newer", "stageUnknown": "keep", "stagePolicyFor": object{"vlan": "missing", "bridge": "never"}},
+		"{stageCniPlugins: off, restoreCniPlugins: 'On'}":  {"stageCniPlugins": false, "restoreCniPlugins": true},
+		"{stageCniPlugins: off, restoreCniPlugins: 'off'}": {"stageCniPlugins": false},
+	} {
+		for variant, distribution := range distributionOf {
+			got := at(packages(r.objects(t, variantValues(variant)+"networking: "+networking))["cozystack.multus"], "spec", "components", "multus", "values").(object)
+			want["distribution"], want["multusMasterCNI"] = distribution, "05-cilium.conflist"
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("%s, %s: values are %v", variant, networking, got)
+			}
+			if _, err := (release{}).renderMap(t, got); err != nil {
+				t.Errorf("%s, %s: Multus' chart does not take them: %v", variant, networking, err)
+			}
+		}
+	}
+	for networking, says := range map[string]string{
+		"{stagePolicy: always}":                           `networking.stagePolicy: expected replace, newer, missing or never, got "always"; leave it unset, or null, to follow the variant`,
+		"{stagePolicy: true}":                             "networking.stagePolicy: expected replace, newer, missing or never, got true",
+		"{stagePolicyFor: [bridge]}":                      `networking.stagePolicyFor: expected a map of plugins to policies such as {bridge: never}, got ["bridge"]`,
+		"{stagePolicyFor: {bridge: no}}":                  "networking.stagePolicyFor.bridge: expected replace, newer, missing or never, got false",
+		"{stagePolicyFor: {a/b: never}}":                  `networking.stagePolicyFor: expected the file names of plugins such as bridge, got "a/b"`,
+		"{stageUnknown: missing}":                         `networking.stageUnknown: expected replace or keep, got "missing"`,
+		"{stageCniPlugins: no, restoreCniPlugins: maybe}": `networking.restoreCniPlugins: expected a boolean, got "maybe"`,
+		"{restoreCniPlugins: true}":                       "networking.stageCniPlugins is on too (by the variant)",
+		"{restoreCniPlugins: true, stageCniPlugins: 1}":   "To decline set networking.stageCniPlugins=false; to stage set networking.restoreCniPlugins=false",
+	} {
+		for _, variant := range []string{"isp-full", "isp-full-generic", "isp-hosted"} {
+			if got := r.refused(t, variantValues(variant)+"networking: "+networking); !strings.Contains(got, says) {
+				t.Errorf("%s, %s: %s", variant, networking, got)
+			}
+		}
+	}
+}

@@ -231,6 +231,9 @@ func TestVendoredManifestIsUpstreams(t *testing.T) {
 const everything = `
 distribution: kubespray
 stageCniPlugins: "On"
+stagePolicy: newer
+stagePolicyFor: {bridge: never}
+stageUnknown: keep
 binDir: /srv/cni bin
 confDir: /srv/cni conf
 stageCapabilities: [DAC_OVERRIDE, FOWNER]

@@ -165,6 +165,19 @@ merged in. Objects are changed where they are; nothing is printed.
 {{- if hasPrefix (printf "%s/" $s.binDir) (first .command) -}}
 {{- fail (printf "binDir: mounted at %s it would hide %s, which container %s runs" $s.binDir (first .command) .name) -}}
 {{- end -}}
+{{- if $s.linkTargets -}}
+{{- /* The daemon follows a link to see whether there is a plugin behind it, in its own file system; only then does it run it in the
+host's. */ -}}
+{{- range .volumeMounts -}}
+{{- if eq $s.linkTargets (clean .mountPath) -}}
+{{- fail (printf "binDir: its links lead to %s, where container %s has its volume %s" $s.linkTargets $container.name .name) -}}
+{{- end -}}
+{{- end -}}
+{{- if hasPrefix (printf "%s/" $s.linkTargets) (first .command) -}}
+{{- fail (printf "binDir: its links lead to %s, which mounted there would hide %s, which container %s runs" $s.linkTargets (first .command) .name) -}}
+{{- end -}}
+{{- $_ := set . "volumeMounts" (append .volumeMounts (dict "name" "cni-link-targets" "mountPath" $s.linkTargets "readOnly" true)) -}}
+{{- end -}}
 {{- /* The API server's token for the daemon alone; with automounting it would reach every container of the pod. */ -}}
 {{- $_ := set . "volumeMounts" (append .volumeMounts (dict "name" "service-account-token" "mountPath" "/var/run/secrets/kubernetes.io/serviceaccount" "readOnly" true)) -}}
 {{- end -}}
@@ -173,6 +186,10 @@ merged in. Objects are changed where they are; nothing is printed.
       (dict "serviceAccountToken" (dict "path" "token" "expirationSeconds" 3607))
       (dict "configMap" (dict "name" "kube-root-ca.crt" "items" (list (dict "key" "ca.crt" "path" "ca.crt"))))
       (dict "downwardAPI" (dict "items" (list (dict "path" "namespace" "fieldRef" (dict "apiVersion" "v1" "fieldPath" "metadata.namespace"))))))))) -}}
+
+{{- if $s.linkTargets -}}
+{{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "cni-link-targets" "hostPath" (dict "path" $s.linkTargets))) -}}
+{{- end -}}
 
 {{- $init := list -}}
 {{- range $container := $pod.initContainers -}}
@@ -189,6 +206,7 @@ merged in. Objects are changed where they are; nothing is printed.
 {{- $_ := set . "command" $command -}}
 {{- $init = append $init . -}}
 {{- if $s.stage -}}{{- $init = append $init (include "multus.stage" $s | fromJson) -}}{{- end -}}
+{{- if $s.restore -}}{{- $init = append $init (include "multus.restore" $s | fromJson) -}}{{- end -}}
 {{- end -}}
 {{- $_ := set $pod "initContainers" $init -}}
 {{- end -}}
@@ -209,24 +227,45 @@ merged in. Objects are changed where they are; nothing is printed.
 {{- /*
 multus.stage is the container that stages the plugins, as JSON. --init comes first: it makes every outcome exit 0, also one
 that an older image has no word for, because an init container that fails would leave the node's CNI with no daemon behind
-it. The directory is mounted at /host and its own path, as install-multus-binary has it, so that the two show one path.
+it. What is the program's own default is not said, so that an upgrade of the chart alone replaces no pod.
 */ -}}
 {{- define "multus.stage" -}}
-{{- $target := printf "/host%s" .binDir -}}
+{{- $args := list "stage" "--init" "--bundle=/cni-plugins" (printf "--bin-dir=/host%s" .binDir) (printf "--shown-as=%s" .binDir) -}}
+{{- if ne .policy "replace" -}}{{- $args = append $args (printf "--policy=%s" .policy) -}}{{- end -}}
+{{- $policy := .policy -}}
+{{- range $plugin, $own := .policies -}}
+{{- if ne $own $policy -}}{{- $args = append $args (printf "--policy-for=%s=%s" $plugin $own) -}}{{- end -}}
+{{- end -}}
+{{- if ne .unknown "replace" -}}{{- $args = append $args (printf "--unknown=%s" .unknown) -}}{{- end -}}
+{{- include "multus.chandler" (dict "s" . "name" "install-cni-plugins" "args" $args) -}}
+{{- end -}}
+
+{{- /* multus.restore is the container that takes back what staging did, as JSON. It needs what staging needs, and no bundle. */ -}}
+{{- define "multus.restore" -}}
+{{- $args := list "restore" "--init" (printf "--bin-dir=/host%s" .binDir) (printf "--shown-as=%s" .binDir) -}}
+{{- include "multus.chandler" (dict "s" . "name" "restore-cni-plugins" "args" $args) -}}
+{{- end -}}
+
+{{- /*
+multus.chandler, of (dict "s" SETTINGS "name" NAME "args" LIST), is an init container that runs chandler on binDir, as JSON. The
+directory is mounted at /host and its own path, as install-multus-binary has it, so that the two show one path.
+*/ -}}
+{{- define "multus.chandler" -}}
+{{- $s := .s -}}
 {{- $security := dict
       "allowPrivilegeEscalation" false
       "capabilities" (dict "drop" (list "ALL"))
       "readOnlyRootFilesystem" true -}}
-{{- if .capabilities -}}{{- $_ := set $security.capabilities "add" .capabilities -}}{{- end -}}
-{{- if .seLinuxType -}}{{- $_ := set $security "seLinuxOptions" (dict "type" .seLinuxType "level" "s0") -}}{{- end -}}
+{{- if $s.capabilities -}}{{- $_ := set $security.capabilities "add" $s.capabilities -}}{{- end -}}
+{{- if $s.seLinuxType -}}{{- $_ := set $security "seLinuxOptions" (dict "type" $s.seLinuxType "level" "s0") -}}{{- end -}}
 {{- $container := dict
-      "name" "install-cni-plugins"
+      "name" .name
       "command" (list "/usr/bin/chandler")
-      "args" (list "stage" "--init" "--bundle=/cni-plugins" (printf "--bin-dir=%s" $target) (printf "--shown-as=%s" .binDir))
+      "args" .args
       "resources" (dict "requests" (dict "cpu" "10m"))
       "securityContext" $security
       "terminationMessagePolicy" "FallbackToLogsOnError"
-      "volumeMounts" (list (dict "name" "cnibin" "mountPath" $target)) -}}
-{{- include "multus.container" (dict "container" $container "s" . "memory" .memory.installCniPlugins) -}}
+      "volumeMounts" (list (dict "name" "cnibin" "mountPath" (printf "/host%s" $s.binDir))) -}}
+{{- include "multus.container" (dict "container" $container "s" $s "memory" $s.memory.installCniPlugins) -}}
 {{- toJson $container -}}
 {{- end -}}

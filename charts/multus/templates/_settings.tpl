@@ -13,7 +13,7 @@ that none of them meets a value that is absent, null or badly spelled.
 
 {{- /* The distribution first: it is what the others follow where they are unset. */ -}}
 {{- $known := $root.Files.Get "files/distributions.yaml" | fromYaml -}}
-{{- $distribution := dict "binDir" "/opt/cni/bin" "confDir" "/etc/cni/net.d" "capabilities" list "seLinuxType" "spc_t" "staging" false -}}
+{{- $distribution := dict "binDir" "/opt/cni/bin" "confDir" "/etc/cni/net.d" "capabilities" list "seLinuxType" "spc_t" "staging" false "policy" "replace" -}}
 {{- if $v.distribution -}}
 {{- if not (hasKey $known (toString $v.distribution)) -}}
 {{- fail (printf "distribution: %q is not known; known are %s. For another one leave it unset and give binDir, confDir and stageCniPlugins" (toString $v.distribution) (keys $known | sortAlpha | join ", ")) -}}
@@ -24,6 +24,14 @@ that none of them meets a value that is absent, null or badly spelled.
 {{- $_ := set $s "binDir" (include "multus.path" (list "binDir" (kindIs "invalid" $v.binDir | ternary $distribution.binDir $v.binDir))) -}}
 {{- $_ := set $s "confDir" (include "multus.path" (list "confDir" (kindIs "invalid" $v.confDir | ternary $distribution.confDir $v.confDir))) -}}
 {{- $_ := set $s "stage" (eq "true" (include "multus.flag" (list "stageCniPlugins" $v.stageCniPlugins $distribution.staging "leave it unset, or null, to follow distribution"))) -}}
+{{- $targets := clean (printf "%s/%s" $s.binDir ($distribution.linkTargets | default ".")) -}}
+{{- $_ := set $s "linkTargets" (or (eq $targets $s.binDir) (eq $targets "/") | ternary "" $targets) -}}
+{{- /* Judged also where nothing is staged: a mistake in them would wait for the day that staging is turned on. */ -}}
+{{- $_ := set $s "policy" (include "chandler.policy" (list "stagePolicy" (kindIs "invalid" $v.stagePolicy | ternary $distribution.policy $v.stagePolicy) "leave it unset, or null, to follow distribution")) -}}
+{{- $_ := set $s "policies" (include "chandler.policies" (list "stagePolicyFor" $v.stagePolicyFor) | fromJson) -}}
+{{- $_ := set $s "unknown" (include "chandler.unknown" (list "stageUnknown" (kindIs "invalid" $v.stageUnknown | ternary "replace" $v.stageUnknown))) -}}
+{{- $by := kindIs "invalid" $v.stageCniPlugins | ternary (printf "distribution=%s" (toString $v.distribution)) "its own value" -}}
+{{- $_ := set $s "restore" (eq "true" (include "chandler.restore" (list "" $v.restoreCniPlugins $s.stage $by))) -}}
 {{- $_ := set $s "seLinuxType" (include "multus.word" (list "stageSELinuxType" (kindIs "invalid" $v.stageSELinuxType | ternary $distribution.seLinuxType $v.stageSELinuxType) "^([a-z][a-z0-9_]*)?$" "an SELinux type such as spc_t, or empty for none")) -}}
 {{- $capabilities := list -}}
 {{- range (kindIs "invalid" $v.stageCapabilities | ternary $distribution.capabilities $v.stageCapabilities) -}}

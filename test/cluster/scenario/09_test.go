@@ -27,13 +27,24 @@ func TestScenario09(t *testing.T) {
 	})
 }
 
-// asK3s: the names are links to one executable, in a directory that Multus searches and the container runtime does not.
-func (c *cluster) asK3s(t *testing.T) {
-	const root = "/var/lib/rancher/k3s"
-	const data, conf = root + "/data", root + "/agent/etc/cni/net.d"
-	onNode := func(path string) string { return fmt.Sprintf("/proc/%d/root%s", c.PID, path) }
-	shared := onNode(data + "/0123abcd/bin/cni")
-	for _, dir := range []string{filepath.Dir(shared), onNode(data + "/cni"), onNode(conf)} {
+// k3sLinks are the names that k3s links to its own executable.
+var k3sLinks = []string{"bandwidth", "bridge", "firewall", "flannel", "host-local", "loopback", "portmap"}
+
+const k3sData = "/var/lib/rancher/k3s/data"
+
+// onNode is where the machine has a path of the node.
+func (c *cluster) onNode(path string) string { return fmt.Sprintf("/proc/%d/root%s", c.PID, path) }
+
+// layK3s lays the node out as k3s does, anew: the names are links to one executable, in a directory that Multus searches and
+// the container runtime does not. It returns where the executable is, and what takes Multus back to the usual directories.
+func (c *cluster) layK3s(t *testing.T) (shared string, leave func()) {
+	t.Helper()
+	const conf = "/var/lib/rancher/k3s/agent/etc/cni/net.d"
+	if err := os.RemoveAll(c.onNode(k3sData)); err != nil {
+		t.Fatal(err)
+	}
+	shared = c.onNode(k3sData + "/0123abcd")
+	for _, dir := range []string{shared + "/bin", c.onNode(k3sData + "/cni"), c.onNode(conf)} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -42,12 +53,12 @@ func (c *cluster) asK3s(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(shared, executable, 0o755); err != nil {
+	if err := os.WriteFile(shared+"/bin/cni", executable, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	links := []string{"bandwidth", "bridge", "firewall", "flannel", "host-local", "loopback", "portmap"}
-	for _, name := range links {
-		if err := os.Symlink("../0123abcd/bin/cni", onNode(data+"/cni/"+name)); err != nil {
+	for _, name := range k3sLinks {
+		// A path of the node's, as k3s has them: whoever sees only the directory does not see where they lead.
+		if err := os.Symlink(k3sData+"/0123abcd/bin/cni", c.onNode(k3sData+"/cni/"+name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -55,29 +66,46 @@ func (c *cluster) asK3s(t *testing.T) {
 	if _, err := c.tool("mount", "--bind", "/etc/cni/net.d", conf); err != nil {
 		t.Fatal(err)
 	}
-	before := contents(t, onNode(data+"/0123abcd"))
+	return shared, func() {
+		c.staging(t, true)
+		if _, err := c.tool("umount", "-l", conf); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
 
-	c.staging(t, true, "--set", "distribution=k3s")
-	if message := terminationMessage(c.multusPod(t)); !strings.HasSuffix(message, " into "+data+"/cni: 9 new, 5 replaced, 0 unchanged") {
-		t.Errorf("the termination message is %q", message)
-	}
-	if after := contents(t, onNode(data+"/0123abcd")); !slices.Equal(before, after) {
-		t.Errorf("the shared executable was touched:\n%q\n%q", before, after)
-	}
-	for _, name := range links {
-		info, err := os.Lstat(onNode(data + "/cni/" + name))
+// linked are those of k3s' names that are links.
+func (c *cluster) linked(t *testing.T) []string {
+	t.Helper()
+	var links []string
+	for _, name := range k3sLinks {
+		info, err := os.Lstat(c.onNode(k3sData + "/cni/" + name))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if isLink, foreign := info.Mode()&fs.ModeSymlink != 0, name == "flannel" || name == "loopback"; isLink != foreign {
-			t.Errorf("%s is a link: %t", name, isLink)
+		if info.Mode()&fs.ModeSymlink != 0 {
+			links = append(links, name)
 		}
 	}
-	c.podOnBridge(t, "k3s", "10.71.0.0/24")
-	c.staging(t, true)
-	if _, err := c.tool("umount", "-l", conf); err != nil {
-		t.Fatal(err)
+	return links
+}
+
+// asK3s: the bundle's plugins are asked for in place of k3s' own.
+func (c *cluster) asK3s(t *testing.T) {
+	shared, leave := c.layK3s(t)
+	before := contents(t, shared)
+	c.staging(t, true, "--set", "distribution=k3s", "--set", "stagePolicy=replace")
+	if message := terminationMessage(c.multusPod(t)); !strings.HasSuffix(message, " into "+k3sData+"/cni: 9 new, 5 replaced, 0 unchanged") {
+		t.Errorf("the termination message is %q", message)
 	}
+	if after := contents(t, shared); !slices.Equal(before, after) {
+		t.Errorf("the shared executable was touched:\n%q\n%q", before, after)
+	}
+	if links := c.linked(t); !slices.Equal(links, []string{"flannel", "loopback"}) {
+		t.Errorf("links are %v", links)
+	}
+	c.podOnBridge(t, "k3s", "10.71.0.0/24")
+	leave()
 }
 
 // asTalos: /opt is an overlay whose lower layer, the system's image, carries five plugins.

@@ -26,17 +26,22 @@ func TestScenario10(t *testing.T) {
 		renders := map[string][]string{
 			"multus, nothing set": {"multus"},
 			// Every value that becomes a field of its own.
-			"multus, everything set": {"multus", "--set", "stageCniPlugins=true,multusMasterCNI=10-a.conf,name=own,namespace.create=true,image.pullPolicy=Always," +
+			"multus, everything set": {"multus", "--set", "stageCniPlugins=true,stagePolicy=newer,stagePolicyFor.bridge=never,stageUnknown=keep,multusMasterCNI=10-a.conf,name=own,namespace.create=true,image.pullPolicy=Always," +
 				"imagePullSecrets={pull},stageCapabilities={DAC_OVERRIDE},priorityClassName=system-node-critical,nodeSelector.a=b,podLabels.c=d,podAnnotations.e=f,labels.g=h,annotations.i=j," +
 				"updateStrategy.type=OnDelete,daemonConfig.logLevel=debug,tolerations[0].operator=Exists"},
 		}
 		for name := range distributions {
+			renders["multus, "+name+", restoreCniPlugins"] = []string{"multus", "--set", "distribution=" + name + ",stageCniPlugins=false,restoreCniPlugins=true"}
 			for _, stage := range []string{"null", "true", "false"} {
 				renders["multus, "+name+", stageCniPlugins="+stage] = []string{"multus", "--set", "distribution=" + name + ",stageCniPlugins=" + stage}
 			}
 		}
 		for _, variant := range []string{"isp-full", "isp-full-generic", "isp-hosted"} {
+			renders["platform, "+variant+", restoreCniPlugins"] = []string{"platform", "--set", "bundles.system.variant=" + variant +
+				",networking.stageCniPlugins=false,networking.restoreCniPlugins=true"}
 			for _, stage := range []string{"null", "true", "false"} {
+				renders["platform, "+variant+", stagePolicy, stageCniPlugins="+stage] = []string{"platform", "--set", "bundles.system.variant=" + variant +
+					",networking.stageCniPlugins=" + stage + ",networking.stagePolicy=newer,networking.stagePolicyFor.bridge=never,networking.stageUnknown=keep"}
 				renders["platform, "+variant+", stageCniPlugins="+stage] = []string{"platform", "--set", "bundles.system.variant=" + variant + ",networking.stageCniPlugins=" + stage}
 			}
 		}

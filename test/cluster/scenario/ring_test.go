@@ -284,9 +284,12 @@ func (c *cluster) multusPod(t *testing.T) node.Object {
 }
 
 // terminationMessage is what the staging container of a pod of Multus left.
-func terminationMessage(pod node.Object) string {
+func terminationMessage(pod node.Object) string { return lastWords(pod, "install-cni-plugins") }
+
+// lastWords is the termination message of an init container, or nothing if the pod has none of that name.
+func lastWords(pod node.Object, container string) string {
 	for _, s := range node.List(pod, "status", "initContainerStatuses") {
-		if node.Text(s, "name") == "install-cni-plugins" {
+		if node.Text(s, "name") == container {
 			return strings.TrimSuffix(node.Text(s, "state", "terminated", "message"), "\n")
 		}
 	}

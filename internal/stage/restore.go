@@ -1,0 +1,586 @@
+package stage
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/chandler-cni/chandler/internal/hostdir"
+)
+
+// RestoreOptions say how to restore. The zero value of each is the safe one.
+type RestoreOptions struct {
+	BinDir       string        // the directory to restore
+	ShownAs      string        // its path as the host knows it, for reports; BinDir if empty
+	RequireMount bool          // refuse a bin dir that is no mount point
+	DryRun       bool          // plan and report, change nothing
+	Only         []string      // these names only; all if empty
+	LockWait     time.Duration // how long to wait for a staging
+}
+
+func (o RestoreOptions) target() Options {
+	return Options{BinDir: o.BinDir, ShownAs: o.ShownAs, RequireMount: o.RequireMount, DryRun: o.DryRun, LockWait: o.LockWait}
+}
+
+// Restore takes back what staging did to the bin dir. The newest original of each name gets its name back, the very inode;
+// a name under which nothing stood is removed. What is not as staging left it is another's by now, and left. Each name
+// changes in one atomic step, and is durable when Restore returns. Restore may be interrupted at any instant and run again;
+// it needs neither the ledger nor the bundle. After it nothing of ours is in the bin dir but what the report names.
+//
+// Unlike Run it does not go on while another process holds the bin dir's lock.
+func Restore(ctx context.Context, o RestoreOptions) *Report {
+	target := o.target()
+	r := &restore{ctx: ctx, o: o, report: &Report{Outcome: Restored, BinDir: target.shown(), Plugins: []Result{}}}
+	if o.DryRun {
+		r.report.Outcome = RestorePlanned
+	}
+	refuse := func(err error) *Report {
+		refused := Restoring.RefuseFor(target.shown(), err)
+		refused.Warnings = r.report.Warnings
+		return refused
+	}
+	var err error
+	if r.dir, err = openBinDir(target); err != nil {
+		return refuse(err)
+	}
+	defer r.dir.Close()
+	err = r.do()
+	for _, t := range r.work {
+		r.report.Plugins = append(r.report.Plugins, t.result())
+	}
+	if err != nil {
+		refused := refuse(err)
+		refused.Plugins = r.report.Plugins
+		return refused
+	}
+	return r.report
+}
+
+// UnknownNamesError says that names were asked for that staging knows nothing of.
+type UnknownNamesError struct{ Unknown, Known []string }
+
+func (e *UnknownNamesError) Error() string {
+	known := "nothing is"
+	if len(e.Known) > 0 {
+		known = "known are " + strings.Join(e.Known, ", ")
+	}
+	return fmt.Sprintf("nothing was staged here under the name %s; %s", strings.Join(e.Unknown, ", "), known)
+}
+
+// ErrBusy says that another process holds the bin dir's lock.
+var ErrBusy = errors.New("another chandler is working in it")
+
+// restore is one restoring.
+type restore struct {
+	ctx    context.Context
+	o      RestoreOptions
+	dir    *hostdir.Dir
+	store  *store
+	report *Report
+	work   []*takeback
+}
+
+// takeback is one name on its way back.
+type takeback struct {
+	name   string
+	action Action
+	found  Found
+	cause  string // why it is left
+	err    error
+
+	entry    hostdir.Entry // of what stands there
+	digest   string        // of it, if it is what staging put there
+	slot     *hostdir.Dir  // nil if there is none
+	original original      // the newest, if there is one
+	older    int           // how many more there are
+	sha256   string        // of what was put back
+	changed  bool
+}
+
+func (t *takeback) result() Result {
+	res := Result{Name: t.name, Found: t.found, Action: t.action, SHA256: t.sha256, Changed: t.changed, Cause: t.cause, Err: t.err}
+	if t.action == PutBack {
+		res.Original = path.Join(storeName, originalsName, t.name, t.original.file)
+	}
+	if t.err != nil {
+		res.Action, res.Cause = Failed, t.failure()
+	}
+	return res
+}
+
+// failure is the error in the words of the report.
+func (t *takeback) failure() string {
+	var undurable *undurableError
+	var stuck *stuckError
+	switch {
+	case errors.As(t.err, &undurable):
+		return undurable.Error()
+	case errors.As(t.err, &stuck):
+		return stuck.Error()
+	case errors.Is(t.err, ErrNotKept):
+		return t.err.Error()
+	case t.found.State == AsStaged:
+		return errnoText(t.err) + "; the staged file stays"
+	}
+	return errnoText(t.err)
+}
+
+// ErrNotKept says that what a staged file replaced is gone.
+var ErrNotKept = errors.New("what stood there was not kept; the staged file stays")
+
+func (r *restore) warn(format string, args ...any) {
+	r.report.Warnings = append(r.report.Warnings, fmt.Sprintf(format, args...))
+}
+
+// do runs the steps. An error means that nothing was restored, or nothing that the host uses.
+func (r *restore) do() error {
+	if !r.o.DryRun {
+		if err := lockOrRefuse(r.ctx, r.dir, r.o.target(), r.warn); err != nil {
+			return err
+		}
+	}
+	var err error
+	r.store, err = openStore(r.dir, !r.o.DryRun)
+	defer r.store.close()
+	if err != nil {
+		return &BinDirError{r.report.BinDir, err}
+	}
+	if !r.o.DryRun {
+		r.store.clear(r.ctx, r.warn)
+	}
+	names, err := r.store.names()
+	if err != nil {
+		return &BinDirError{r.report.BinDir, err}
+	}
+	if names, err = chosen(names, r.o.Only); err != nil {
+		return err
+	}
+	for _, name := range names {
+		t := &takeback{name: name}
+		t.err = t.look(r.ctx, r.store)
+		r.work = append(r.work, t)
+	}
+	if r.o.DryRun {
+		return nil
+	}
+	// What is put back takes one of our files away; what is removed may need a folder first. So it does on a full disk, too.
+	for _, action := range []Action{PutBack, Removed} {
+		for _, t := range r.work {
+			if t.err == nil && t.action == action {
+				t.err = r.takeBack(t)
+			}
+		}
+	}
+	if len(r.work) > 0 {
+		r.settle()
+	}
+	r.say()
+	return checkReplaced(r.dir, r.o.target(), r.warn)
+}
+
+// lockOrRefuse takes the bin dir's lock. A file system that has none is no reason to refuse: nobody else has it either.
+func lockOrRefuse(ctx context.Context, dir *hostdir.Dir, o Options, warn func(string, ...any)) error {
+	_, err := lock(ctx, dir, o.LockWait)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, hostdir.ErrLocked):
+		return &BinDirError{o.shown(), ErrBusy}
+	}
+	warn("went on without the lock: %s", errnoText(err))
+	return nil
+}
+
+// chosen returns those of names that are asked for, all if none is. If staging knows one of them not, the error is an
+// *UnknownNamesError.
+func chosen(names, only []string) ([]string, error) {
+	if len(only) == 0 {
+		return names, nil
+	}
+	var found, unknown []string
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(only))) {
+		if slices.Contains(names, name) {
+			found = append(found, name)
+		} else {
+			unknown = append(unknown, name)
+		}
+	}
+	if len(unknown) > 0 {
+		return nil, &UnknownNamesError{unknown, names}
+	}
+	return found, nil
+}
+
+// look finds out what stands under the name and decides what is to become of it. It changes nothing.
+func (t *takeback) look(ctx context.Context, s *store) error {
+	if ctx.Err() != nil {
+		return errInterrupted
+	}
+	kept, err := t.openSlot(s)
+	if err != nil {
+		return err
+	}
+	if n := len(kept); n > 0 {
+		t.original, t.older = kept[n-1], n-1
+		if t.original.digest != unreadDigest {
+			t.sha256 = t.original.digest
+		}
+	}
+	t.entry, t.digest, err = s.current(ctx, t.name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		t.found = Found{State: Absent}
+		t.action, t.cause = Left, "is gone already, and nothing is kept to put back"
+		if len(kept) > 0 {
+			t.action, t.cause = PutBack, ""
+		}
+		return nil
+	case ctx.Err() != nil:
+		return errInterrupted
+	case err != nil:
+		return err
+	case t.digest == "":
+		t.found = describeFound(s.bin, t.name, t.entry)
+		t.action, t.cause, t.sha256 = Left, "is not what staging put there: "+t.found.String(), ""
+		if n := len(kept); n > 0 {
+			t.older, t.cause = n, t.cause+"; what staging replaced stays in "+path.Join(storeName, originalsName, t.name)
+		}
+		return nil
+	}
+	t.found = Found{State: AsStaged}
+	if len(kept) > 0 {
+		t.action = PutBack
+		return nil
+	}
+	absent, err := s.markedAbsent(t.name)
+	if err != nil {
+		return err
+	}
+	if !absent {
+		return ErrNotKept
+	}
+	t.action = Removed
+	return nil
+}
+
+func (t *takeback) openSlot(s *store) ([]original, error) {
+	if s.originals == nil {
+		return nil, nil
+	}
+	slot, err := s.sub(s.originals, t.name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.slots[t.name], t.slot = slot, slot
+	files, err := slot.Names()
+	return parseOriginals(files), err
+}
+
+// describeFound says what stands under a name that is not ours.
+func describeFound(dir *hostdir.Dir, name string, e hostdir.Entry) Found {
+	switch e.Kind {
+	case hostdir.File:
+		f := Found{State: Different, Detail: metadataDiffers(e)}
+		if f.Detail == "" {
+			f.Detail = "other bytes"
+			d := describeFile(dir, name)
+			f.Version, f.Build = d.Version, d.Build()
+		}
+		return f
+	case hostdir.Symlink:
+		target, _ := dir.Readlink(name) // for telling only
+		return Found{State: Symlink, Target: target, Visible: dir.TargetVisible(name)}
+	case hostdir.Folder:
+		return Found{State: Directory}
+	}
+	return Found{State: Special, Detail: string(e.Kind)}
+}
+
+// takeBack does what look decided, in one atomic step. What stands there by then decides.
+func (r *restore) takeBack(t *takeback) error {
+	if r.ctx.Err() != nil {
+		return errInterrupted
+	}
+	if t.action == Removed {
+		return r.remove(t)
+	}
+	e, err := t.slot.Stat(t.original.file)
+	if err == nil && !takes(e.Kind) {
+		err = &LeftError{e.Kind}
+	}
+	if err != nil {
+		return err
+	}
+	digest, err := digestOf(r.ctx, t.slot, t.original.file, e)
+	if err != nil {
+		return err
+	}
+	if digest != unreadDigest {
+		t.sha256 = digest
+		t.changed = t.original.digest != unreadDigest && t.original.digest != digest
+	}
+	if t.found.State == Absent {
+		err := publish(r.dir, t.slot, t.original.file, t.name)
+		if errors.Is(err, fs.ErrExist) {
+			return t.leave()
+		}
+		return err
+	}
+	// Under this name it is the original while it has that inode, and something else after the exchange.
+	on := backName(e.Ino, t.original)
+	if err := publish(t.slot, t.slot, t.original.file, on); err != nil {
+		return err
+	}
+	err = r.exchange(t, on, e)
+	if settleErr := r.store.settleBack(context.WithoutCancel(r.ctx), t.slot, t.name, on); settleErr != nil && !errors.Is(settleErr, fs.ErrNotExist) {
+		r.warn("%s/%s stays: %s", t.name, on, errnoText(settleErr))
+	}
+	return err
+}
+
+// leave says that somebody was quicker.
+func (t *takeback) leave() error {
+	t.action, t.cause, t.sha256, t.changed = Left, errRaced, "", false
+	return nil
+}
+
+const errRaced = "is not what staging put there: changed while this ran"
+
+// exchange swaps the original, which lies in the slot as on, with what stands under the name. If that turns out not to be what
+// was looked at, it is swapped back.
+func (r *restore) exchange(t *takeback, on string, original hostdir.Entry) error {
+	for range attempts {
+		err := exchange(r.dir, t.slot, on, t.name)
+		switch {
+		case errors.Is(err, errors.ErrUnsupported):
+			return r.replace(t, on)
+		case errors.Is(err, fs.ErrNotExist): // removed meanwhile
+			if err = publish(r.dir, t.slot, on, t.name); errors.Is(err, fs.ErrExist) {
+				continue
+			}
+			return err
+		case err != nil:
+			return err
+		}
+		out, err := t.slot.Stat(on)
+		if err != nil {
+			return &stuckError{t.name, on, err}
+		}
+		if out.Untouched(t.entry) {
+			return nil
+		}
+		if err := swapBack(r.dir, t.slot, on, t.name); err != nil {
+			return &stuckError{t.name, on, err}
+		}
+		return t.leave()
+	}
+	return errContended
+}
+
+// replace is exchange for file systems that cannot: ours gets a second name first. A file that another program renames into
+// place between the two is lost to it, not to us.
+func (r *restore) replace(t *takeback, on string) error {
+	old := swapName(t.digest, rand.Text())
+	if err := t.slot.Link(r.dir, t.name, old); err != nil {
+		if e, statErr := r.dir.Stat(t.name); statErr != nil || !e.Untouched(t.entry) {
+			return t.leave()
+		}
+		return err
+	}
+	e, err := t.slot.Stat(old)
+	switch {
+	case err == nil && !e.Untouched(t.entry):
+		err = t.leave() // nil
+	case err == nil:
+		err = r.dir.Replace(t.slot, on, t.name)
+	}
+	if err != nil || t.action == Left {
+		return errors.Join(err, t.slot.Remove(old)) // another name of what stands there
+	}
+	_, err = r.store.settle(context.WithoutCancel(r.ctx), t.slot, t.name, old, true)
+	return err
+}
+
+// remove takes our file away from a name under which nothing stood.
+func (r *restore) remove(t *takeback) error {
+	slot, err := r.store.slot(t.name)
+	if err != nil {
+		return err
+	}
+	swap := swapName(t.digest, rand.Text())
+	if err := publish(slot, r.dir, t.name, swap); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return t.leave()
+		}
+		return err
+	}
+	out, err := slot.Stat(swap)
+	if err != nil {
+		return &stuckError{t.name, swap, err}
+	}
+	back := swap
+	if out.Untouched(t.entry) {
+		settled, err := r.store.settle(context.WithoutCancel(r.ctx), slot, t.name, swap, true)
+		if err != nil {
+			return &stuckError{t.name, swap, err}
+		}
+		if settled.original == "" {
+			return nil
+		}
+		back = settled.original // written to in place since it was looked at
+	}
+	if err := publish(r.dir, slot, back, t.name); err != nil {
+		return &stuckError{t.name, back, err}
+	}
+	return t.leave()
+}
+
+// settle makes durable what was done, and only then forgets what staging knew of it.
+func (r *restore) settle() {
+	err := syncDir(r.dir)
+	for _, t := range r.work {
+		if t.slot != nil {
+			err = errors.Join(err, syncDir(t.slot))
+		}
+	}
+	if err != nil {
+		for _, t := range r.work {
+			if t.err == nil && t.action != Left {
+				t.err = &undurableError{err}
+			}
+		}
+		return
+	}
+	var done []string
+	for _, t := range r.work {
+		if t.err == nil {
+			done = append(done, t.name)
+		}
+	}
+	if err := r.store.dismiss(done); err != nil {
+		r.warn("%s", errnoText(err))
+	}
+}
+
+// say adds what is worth knowing of the whole.
+func (r *restore) say() {
+	var older []string
+	wrote := false
+	for _, t := range r.work {
+		if t.older > 0 {
+			older = append(older, t.name)
+		}
+		if t.err == nil && t.changed {
+			r.warn("%s: put back, but it was written to after it was replaced", t.name)
+		}
+		wrote = wrote || t.err == nil && t.action == PutBack
+	}
+	if len(older) > 0 {
+		r.warn("originals of %s stay in %s; 'chandler originals' lists them", strings.Join(older, ", "), path.Join(storeName, originalsName))
+	}
+	if overlay, err := r.dir.Overlay(); err == nil && overlay && wrote {
+		r.warn(overlayNote)
+	}
+}
+
+// backName is the name of an original on its way back.
+func backName(inode uint64, o original) string {
+	return fmt.Sprintf("%s%d-%s", backPrefix, inode, o.file)
+}
+
+var backPattern = regexp.MustCompile(`^` + backPrefix + `([0-9]{1,20})-([1-9][0-9]{0,8}-(?:[0-9a-f]{64}|` + unreadDigest + `))$`)
+
+// settleBack decides what becomes of a file that lies in a slot under its back name: the original gets its own name again,
+// one of ours is removed, anything else is kept as the newest original.
+func (s *store) settleBack(ctx context.Context, slot *hostdir.Dir, name, back string) error {
+	m := backPattern.FindStringSubmatch(back)
+	if m == nil {
+		return nil // none of ours
+	}
+	e, err := slot.Stat(back)
+	if err != nil {
+		return err
+	}
+	if inode, err := strconv.ParseUint(m[1], 10, 64); err == nil && inode == e.Ino {
+		return publish(slot, slot, back, m[2])
+	}
+	_, err = s.settle(ctx, slot, name, back, true)
+	return err
+}
+
+// dismiss forgets what is known of names, and takes away of the folder what then has nothing in it: all of it, if staging knows
+// of no name any more and nothing of anybody's is kept.
+func (s *store) dismiss(names []string) error {
+	if s.staged != nil {
+		marks, err := s.staged.Names()
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			s.unmark(marksOf(marks, name))
+		}
+		if err := syncDir(s.staged); err != nil {
+			return err
+		}
+	}
+	for name := range s.slots {
+		s.originals.RemoveDir(name) // if it is empty
+	}
+	if s.empty() {
+		return s.dismantle()
+	}
+	err := s.forget(names)
+	if s.run != nil {
+		err = errors.Join(err, s.tmp.RemoveAll(s.runName))
+	}
+	return err
+}
+
+// empty says whether neither a mark nor an original is in the folder.
+func (s *store) empty() bool {
+	for _, d := range []*hostdir.Dir{s.staged, s.originals} {
+		if d == nil {
+			continue
+		}
+		if names, err := d.Names(); err != nil || len(names) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// dismantle takes the empty folder away. A ledger that a later chandler wrote, and what nobody here put there, stays.
+func (s *store) dismantle() error {
+	if s.dir == nil {
+		return nil
+	}
+	var newer *newerLedgerError
+	if _, err := s.readLedger(); errors.As(err, &newer) {
+		return fmt.Errorf("the ledger is left as it is: its %w", err)
+	}
+	if err := s.dir.Remove(ledgerName); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, name := range []string{stagedName, originalsName, tmpName} {
+		if err := s.dir.RemoveDir(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if err := s.bin.RemoveDir(storeName); err != nil {
+		return err
+	}
+	return syncDir(s.bin)
+}

@@ -1,0 +1,601 @@
+package stage
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/chandler-cni/chandler/internal/bundle"
+	"github.com/chandler-cni/chandler/internal/hostdir"
+)
+
+// restored runs and checks what holds of every report of restoring.
+func restored(t testing.TB, o RestoreOptions) *Report {
+	t.Helper()
+	r := Restore(t.Context(), o)
+	checkReport(t, r)
+	checkTidy(t, o.BinDir)
+	return r
+}
+
+// old makes something under a plugin's name with metadata of its own, and returns what it is.
+func old(t testing.TB, path string, kind hostdir.Kind) string {
+	t.Helper()
+	put(t, path, kind)
+	if kind == hostdir.File {
+		must(t, os.Chmod(path, 0o4711))
+		if os.Geteuid() == 0 {
+			must(t, os.Chown(path, 12, 34))
+			must(t, os.Chmod(path, 0o4711))
+		}
+		must(t, unix.Setxattr(path, "user.chandler", []byte("theirs"), 0))
+	}
+	at := unix.NsecToTimespec(1e18 + 123456789)
+	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{at, at}, unix.AT_SYMLINK_NOFOLLOW))
+	return ident(t, path)
+}
+
+// wantGone holds that nothing is there.
+func wantGone(t testing.TB, path string) {
+	t.Helper()
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is there: %v", path, err)
+	}
+}
+
+// After staging and restoring the directory is what it was, whatever stood in it, with the ledger or without, whatever was
+// staged in between.
+func TestRestore(t *testing.T) {
+	names := []string{"bridge", "link", "new", "taken"}
+	versions := []*bundle.Bundle{packed(t, "v1", set("v1", names...)...), packed(t, "v2", set("v2", names...)...)}
+	for _, layout := range []Layout{Separate, Linked} {
+		for _, ledger := range []string{"whole", "lost", "damaged"} {
+			t.Run(string(layout)+"/"+ledger, func(t *testing.T) {
+				bin := t.TempDir()
+				old(t, filepath.Join(bin, "bridge"), hostdir.File)
+				old(t, filepath.Join(bin, "link"), hostdir.Symlink)
+				old(t, filepath.Join(bin, "taken"), hostdir.Folder)
+				same := unchanged(t, bin, false)
+				for _, b := range []*bundle.Bundle{versions[0], versions[1], versions[0]} {
+					stage(t, b, Options{BinDir: bin, Layout: layout})
+				}
+				at := filepath.Join(bin, storeName, ledgerName)
+				switch ledger {
+				case "lost":
+					must(t, os.Remove(at))
+				case "damaged":
+					must(t, os.WriteFile(at, []byte("{"), 0o600))
+				}
+				staged := unchanged(t, bin, true)
+				dry := restored(t, RestoreOptions{BinDir: bin, DryRun: true})
+				staged()
+				want(t, dry, "bridge:put back link:put back new:removed")
+				r := restored(t, RestoreOptions{BinDir: bin})
+				want(t, r, "bridge:put back link:put back new:removed")
+				wantWarnings(t, r)
+				if !r.Complete() || dry.Outcome != RestorePlanned || r.Outcome != Restored {
+					t.Errorf("%s, %s: complete %t", dry.Outcome, r.Outcome, r.Complete())
+				}
+				same()
+				again := restored(t, RestoreOptions{BinDir: bin})
+				want(t, again, "")
+				same()
+				want(t, stage(t, versions[0], Options{BinDir: bin}), "bridge:replaced link:replaced new:new taken:failed")
+			})
+		}
+	}
+}
+
+// One name comes back alone, and the others as if nothing had been.
+func TestRestoreOnly(t *testing.T) {
+	bin := t.TempDir()
+	bridge := old(t, filepath.Join(bin, "bridge"), hostdir.File)
+	files := set("v1", "bridge", "new", "ptp")
+	stage(t, packed(t, "v1", files...), Options{BinDir: bin})
+	want(t, restored(t, RestoreOptions{BinDir: bin, Only: []string{"bridge", "bridge", "new"}}), "bridge:put back new:removed")
+	if now := ident(t, filepath.Join(bin, "bridge")); now != bridge {
+		t.Errorf("bridge is %s\nwas %s", now, bridge)
+	}
+	wantGone(t, filepath.Join(bin, "new"))
+	inPlace(t, bin, files[2])
+	l := readLedger(t, bin)
+	if len(l.Plugins) != 1 || l.Plugins["ptp"].SHA256 == "" {
+		t.Errorf("the ledger has %v", l.Plugins)
+	}
+	same := unchanged(t, bin, true)
+	r := Restore(t.Context(), RestoreOptions{BinDir: bin, Only: []string{"bridge", "ptp", "x"}})
+	var unknown *UnknownNamesError
+	if !errors.As(r.Err, &unknown) || strings.Join(unknown.Unknown, " ") != "bridge x" || strings.Join(unknown.Known, " ") != "ptp" {
+		t.Errorf("%v", r.Err)
+	}
+	checkReport(t, r)
+	same()
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "ptp:removed")
+	if entries, err := os.ReadDir(bin); err != nil || len(entries) != 1 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+	if r := Restore(t.Context(), RestoreOptions{BinDir: bin, Only: []string{"ptp"}}); !strings.Contains(r.Text(), "known is nothing") && !strings.Contains(r.Text(), "nothing is") {
+		t.Errorf("%s", r.Text())
+	}
+}
+
+// What somebody else has put there, or done to our file, since it was staged is theirs: it stays, and so does what it would have
+// got back.
+func TestRestoreLeaves(t *testing.T) {
+	for name, touch := range map[string]func(t *testing.T, path string){
+		"replaced": func(t *testing.T, path string) {
+			os.Remove(path)
+			put(t, path, hostdir.File)
+		},
+		"written to": func(t *testing.T, path string) {
+			must(t, os.Truncate(path, 10))
+		},
+		"mode": func(t *testing.T, path string) { must(t, os.Chmod(path, 0o700)) },
+		"link": func(t *testing.T, path string) {
+			os.Remove(path)
+			put(t, path, hostdir.Symlink)
+		},
+		"directory": func(t *testing.T, path string) {
+			os.Remove(path)
+			put(t, path, hostdir.Folder)
+		},
+		"fifo": func(t *testing.T, path string) {
+			os.Remove(path)
+			put(t, path, hostdir.Fifo)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bin := t.TempDir()
+			bridge := old(t, filepath.Join(bin, "bridge"), hostdir.File)
+			stage(t, packed(t, "v1", set("v1", "bridge", "new")...), Options{BinDir: bin})
+			touch(t, filepath.Join(bin, "bridge"))
+			touch(t, filepath.Join(bin, "new"))
+			theirs := []string{ident(t, filepath.Join(bin, "bridge")), ident(t, filepath.Join(bin, "new"))}
+			r := restored(t, RestoreOptions{BinDir: bin})
+			want(t, r, "bridge:left new:left")
+			wantWarnings(t, r, "originals of bridge stay in .chandler/originals")
+			if cause := result(t, r, "bridge").Cause; !strings.HasPrefix(cause, "is not what staging put there: ") {
+				t.Errorf("cause %q", cause)
+			}
+			for i, n := range []string{"bridge", "new"} {
+				if now := ident(t, filepath.Join(bin, n)); now != theirs[i] {
+					t.Errorf("%s is %s\nwas %s", n, now, theirs[i])
+				}
+			}
+			if kept := ident(t, newest(t, bin, "bridge")); kept != bridge {
+				t.Errorf("kept is %s\nwas %s", kept, bridge)
+			}
+			want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:left")
+		})
+	}
+}
+
+// A name that somebody has removed gets its original back; one that had none is gone, which is all that was to be done.
+func TestRestoreAbsent(t *testing.T) {
+	bin := t.TempDir()
+	bridge := old(t, filepath.Join(bin, "bridge"), hostdir.File)
+	stage(t, packed(t, "v1", set("v1", "bridge", "new")...), Options{BinDir: bin})
+	must(t, os.Remove(filepath.Join(bin, "bridge")))
+	must(t, os.Remove(filepath.Join(bin, "new")))
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:put back new:left")
+	if now := ident(t, filepath.Join(bin, "bridge")); now != bridge {
+		t.Errorf("bridge is %s\nwas %s", now, bridge)
+	}
+	wantGone(t, filepath.Join(bin, storeName))
+}
+
+// The newest original comes back; older ones are somebody's too, and stay.
+func TestRestoreNewest(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	b := packed(t, "v1", ref("bridge", "v1"))
+	var last string
+	for i := range 3 {
+		os.Remove(path)
+		write(t, path, fmt.Sprintf("theirs %d", i), 0o711)
+		last = ident(t, path)
+		stage(t, b, Options{BinDir: bin})
+	}
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:put back")
+	wantWarnings(t, r, "originals of bridge stay")
+	if now := ident(t, path); now != last {
+		t.Errorf("bridge is %s\nwas %s", now, last)
+	}
+	if kept := originals(t, bin, "bridge"); len(kept) != 2 || !strings.HasPrefix(kept[1], "2-") {
+		t.Errorf("kept %q", kept)
+	}
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:left")
+}
+
+// A writer that had the file open when it was replaced goes on writing to the original.
+func TestRestoreChanged(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	write(t, path, "theirs", 0o755)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	must(t, err)
+	defer f.Close()
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	_, err = f.WriteString(" and more")
+	must(t, err)
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:put back")
+	wantWarnings(t, r, "bridge: put back, but it was written to after it was replaced")
+	if got := result(t, r, "bridge"); !got.Changed || got.SHA256 != sum([]byte("theirs and more")) {
+		t.Errorf("%+v", got)
+	}
+	if data, err := os.ReadFile(path); err != nil || string(data) != "theirs and more" {
+		t.Errorf("%q, %v", data, err)
+	}
+}
+
+// What was not kept cannot be put back: the staged file stays, and that is a failure.
+func TestRestoreNotKept(t *testing.T) {
+	for name, lose := range map[string]func(t *testing.T, b *bundle.Bundle, bin string){
+		"no keep": func(t *testing.T, b *bundle.Bundle, bin string) {
+			write(t, filepath.Join(bin, "bridge"), "theirs", 0o755)
+			stage(t, b, Options{BinDir: bin, NoKeep: true})
+		},
+		"absent once, then no keep": func(t *testing.T, b *bundle.Bundle, bin string) {
+			stage(t, b, Options{BinDir: bin})
+			write(t, filepath.Join(bin, "bridge"), "theirs", 0o711)
+			stage(t, b, Options{BinDir: bin, NoKeep: true})
+		},
+		"purged": func(t *testing.T, b *bundle.Bundle, bin string) {
+			stage(t, b, Options{BinDir: bin})
+			write(t, filepath.Join(bin, "bridge"), "theirs", 0o711)
+			stage(t, b, Options{BinDir: bin})
+			if dropped, warnings, err := Purge(t.Context(), RestoreOptions{BinDir: bin}); err != nil || len(dropped) != 1 || len(warnings) > 0 {
+				t.Errorf("%v, %v, %v", dropped, warnings, err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bin := t.TempDir()
+			b := packed(t, "v1", ref("bridge", "v1"), ref("ptp", "v1"))
+			lose(t, b, bin)
+			r := restored(t, RestoreOptions{BinDir: bin})
+			want(t, r, "bridge:failed ptp:removed")
+			if err := result(t, r, "bridge").Err; !errors.Is(err, ErrNotKept) || r.Complete() {
+				t.Errorf("%v, complete %t", err, r.Complete())
+			}
+			inPlace(t, bin, ref("bridge", "v1"))
+			want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:failed")
+		})
+	}
+}
+
+// Restoring may end at any instant, and is then run again: whatever stands under a name is whole, and in the end all is back.
+func TestRestoreInterrupted(t *testing.T) {
+	die := errors.New("killed")
+	setUp := func(t *testing.T) (bin string, same func()) {
+		bin = t.TempDir()
+		old(t, filepath.Join(bin, "bridge"), hostdir.File)
+		old(t, filepath.Join(bin, "link"), hostdir.Symlink)
+		same = unchanged(t, bin, false)
+		stage(t, packed(t, "v1", set("v1", "bridge", "link", "new")...), Options{BinDir: bin})
+		return bin, same
+	}
+	for step := 1; ; step++ {
+		bin, same := setUp(t)
+		calls, done := 0, false
+		t.Run(fmt.Sprintf("step %d", step), func(t *testing.T) {
+			// As a kill does: from one call on nothing happens any more.
+			count := func() { // panics once it is time
+				if calls++; calls == step {
+					panic(die)
+				}
+			}
+			realPublish, realExchange, realSync := publish, exchange, syncDir
+			swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
+				count()
+				err := realPublish(d, from, name, to)
+				count()
+				return err
+			})
+			swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+				count()
+				err := realExchange(d, from, name, to)
+				count()
+				return err
+			})
+			swapVar(t, &syncDir, func(d *hostdir.Dir) error {
+				count()
+				err := realSync(d)
+				count()
+				return err
+			})
+			defer func() {
+				if p := recover(); p != nil && p != die {
+					panic(p)
+				}
+			}()
+			Restore(t.Context(), RestoreOptions{BinDir: bin})
+			done = true
+		})
+		for _, name := range []string{"bridge", "link"} {
+			if _, err := os.Lstat(filepath.Join(bin, name)); err != nil {
+				t.Errorf("step %d: %v", step, err)
+			}
+		}
+		if r := restored(t, RestoreOptions{BinDir: bin}); !r.Complete() {
+			t.Errorf("step %d: %s", step, r.Text())
+		}
+		same()
+		if done {
+			if step < 15 {
+				t.Errorf("only %d steps", step)
+			}
+			return
+		}
+	}
+}
+
+// A context that ends is an interruption too.
+func TestRestoreCancelled(t *testing.T) {
+	for n := range 40 {
+		bin := t.TempDir()
+		old(t, filepath.Join(bin, "bridge"), hostdir.File)
+		same := unchanged(t, bin, false)
+		stage(t, packed(t, "v1", set("v1", "bridge", "new")...), Options{BinDir: bin})
+		r := Restore(newCountdown(t.Context(), n), RestoreOptions{BinDir: bin})
+		checkReport(t, r)
+		restored(t, RestoreOptions{BinDir: bin})
+		same()
+		if r.Complete() {
+			if n < 3 {
+				t.Errorf("complete after %d", n)
+			}
+			return
+		}
+	}
+	t.Error("never complete")
+}
+
+// Each operation fails once: what could not be put back is named with its cause, ours stays, and the next run mends it.
+func TestRestoreFaults(t *testing.T) {
+	fault := func(op string) error { return &fs.PathError{Op: op, Path: "/x", Err: syscall.EIO} }
+	failAt := func(n int, real func(d, from *hostdir.Dir, name, to string) error) func(d, from *hostdir.Dir, name, to string) error {
+		return func(d, from *hostdir.Dir, name, to string) error {
+			if n--; n == 0 {
+				return fault("rename")
+			}
+			return real(d, from, name, to)
+		}
+	}
+	for name, inject := range map[string]func(t *testing.T){
+		"rename 1": func(t *testing.T) { swapVar(t, &publish, failAt(1, publish)) },
+		"rename 2": func(t *testing.T) { swapVar(t, &publish, failAt(2, publish)) },
+		"exchange": func(t *testing.T) { swapVar(t, &exchange, failAt(1, exchange)) },
+		"sync":     func(t *testing.T) { swapVar(t, &syncDir, func(*hostdir.Dir) error { return fault("sync") }) },
+		"everything": func(t *testing.T) {
+			swapVar(t, &publish, failAt(-1, func(_, _ *hostdir.Dir, _, _ string) error { return fault("rename") }))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bin := t.TempDir()
+			old(t, filepath.Join(bin, "bridge"), hostdir.File)
+			same := unchanged(t, bin, false)
+			b := packed(t, "v1", set("v1", "bridge", "new")...)
+			stage(t, b, Options{BinDir: bin})
+			t.Run("fault", func(t *testing.T) {
+				inject(t)
+				r := Restore(t.Context(), RestoreOptions{BinDir: bin})
+				checkReport(t, r)
+				if r.Count(Failed) == 0 || r.Complete() || !strings.Contains(r.Text(), "input/output error") {
+					t.Errorf("%s", r.Text())
+				}
+				for _, p := range r.Plugins {
+					if p.Action == Failed && strings.Contains(p.Cause, "the staged file stays") {
+						inPlace(t, bin, ref(p.Name, "v1"))
+					}
+				}
+			})
+			r := restored(t, RestoreOptions{BinDir: bin})
+			if !r.Complete() {
+				t.Errorf("%s", r.Text())
+			}
+			same()
+		})
+	}
+}
+
+// A name that changes hands while it is being restored is the other's.
+func TestRestoreRaces(t *testing.T) {
+	for _, name := range []string{"bridge", "new"} {
+		for _, kind := range []hostdir.Kind{hostdir.File, hostdir.Symlink, hostdir.Folder} {
+			for _, plain := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/%s/plain=%t", name, kind, plain), func(t *testing.T) {
+					bin := t.TempDir()
+					path := filepath.Join(bin, name)
+					bridge := old(t, filepath.Join(bin, "bridge"), hostdir.File)
+					stage(t, packed(t, "v1", set("v1", "bridge", "new")...), Options{BinDir: bin})
+					var theirs string
+					comes := func() {
+						if theirs == "" {
+							os.Remove(path)
+							put(t, path, kind)
+							theirs = ident(t, path)
+						}
+					}
+					realPublish, realExchange := publish, exchange
+					swapVar(t, &exchange, func(d, from *hostdir.Dir, from1, to string) error {
+						if to == name {
+							comes()
+						}
+						if plain {
+							return &fs.PathError{Op: "rename", Path: to, Err: errors.ErrUnsupported}
+						}
+						return realExchange(d, from, from1, to)
+					})
+					swapVar(t, &publish, func(d, from *hostdir.Dir, from1, to string) error {
+						if from1 == name {
+							comes()
+						}
+						return realPublish(d, from, from1, to)
+					})
+					r := restored(t, RestoreOptions{BinDir: bin})
+					if got := result(t, r, name); got.Action != Left || !strings.Contains(got.Cause, "changed while this ran") {
+						t.Errorf("%s %q", got.Action, got.Cause)
+					}
+					if now := ident(t, path); now != theirs {
+						t.Errorf("there is %s\nwant %s", now, theirs)
+					}
+					if name == "bridge" {
+						if kept := ident(t, newest(t, bin, name)); kept != bridge {
+							t.Errorf("kept is %s\nwas %s", kept, bridge)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// File systems that cannot exchange: the same, in more steps.
+func TestRestoreWithoutExchange(t *testing.T) {
+	swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+		return &fs.PathError{Op: "rename", Path: to, Err: errors.ErrUnsupported}
+	})
+	bin := t.TempDir()
+	old(t, filepath.Join(bin, "bridge"), hostdir.File)
+	old(t, filepath.Join(bin, "link"), hostdir.Symlink)
+	same := unchanged(t, bin, false)
+	stage(t, packed(t, "v1", set("v1", "bridge", "link", "new")...), Options{BinDir: bin})
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:put back link:put back new:removed")
+	same()
+}
+
+// Restoring waits for a staging and, where that takes too long, does nothing.
+func TestRestoreWaits(t *testing.T) {
+	bin := t.TempDir()
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	dir, err := hostdir.Open(bin)
+	must(t, err)
+	must(t, dir.TryLock())
+	same := unchanged(t, bin, true)
+	for _, run := range []func() error{
+		func() error { return Restore(t.Context(), RestoreOptions{BinDir: bin}).Err },
+		func() error {
+			_, _, err := Purge(t.Context(), RestoreOptions{BinDir: bin})
+			return err
+		},
+	} {
+		var binDir *BinDirError
+		if err := run(); !errors.Is(err, ErrBusy) || !errors.As(err, &binDir) {
+			t.Errorf("%v", err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if r := Restore(ctx, RestoreOptions{BinDir: bin, LockWait: time.Hour}); r.LastLine() != "interrupted; nothing was restored" {
+		t.Errorf("%s", r.Text())
+	}
+	same()
+	time.AfterFunc(100*time.Millisecond, func() { dir.Close() })
+	want(t, restored(t, RestoreOptions{BinDir: bin, LockWait: time.Minute}), "bridge:removed")
+}
+
+// A ledger that a later chandler wrote is left, and said so.
+func TestRestoreNewerLedger(t *testing.T) {
+	bin := t.TempDir()
+	stage(t, packed(t, "v1", set("v1", "bridge", "new")...), Options{BinDir: bin})
+	at := filepath.Join(bin, storeName, ledgerName)
+	must(t, os.WriteFile(at, []byte(`{"formatVersion": 99, "more": true}`), 0o600))
+	for _, only := range [][]string{{"new"}, nil} {
+		r := restored(t, RestoreOptions{BinDir: bin, Only: only})
+		wantWarnings(t, r, "the ledger is left as it is")
+		if r.Count(Removed) != 1 {
+			t.Errorf("%s", r.Text())
+		}
+	}
+	if data, err := os.ReadFile(at); err != nil || !json.Valid(data) || !strings.Contains(string(data), "99") {
+		t.Errorf("%s, %v", data, err)
+	}
+}
+
+// What others have put into the folder stays there.
+func TestRestoreForeignInTheFolder(t *testing.T) {
+	bin := t.TempDir()
+	stage(t, packed(t, "v1", set("v1", "bridge")...), Options{BinDir: bin})
+	must(t, os.MkdirAll(filepath.Join(bin, storeName, originalsName, "bridge"), 0o700))
+	theirs := filepath.Join(bin, storeName, originalsName, "bridge", "notes")
+	write(t, theirs, "mine", 0o600)
+	must(t, os.Symlink("/etc", filepath.Join(bin, storeName, originalsName, "elsewhere")))
+	r := restored(t, RestoreOptions{BinDir: bin, Only: []string{"bridge"}})
+	want(t, r, "bridge:removed")
+	if data, err := os.ReadFile(theirs); err != nil || string(data) != "mine" {
+		t.Errorf("%q, %v", data, err)
+	}
+	r = restored(t, RestoreOptions{BinDir: bin})
+	var taken *TakenError
+	if got := result(t, r, "elsewhere"); got.Action != Failed || !errors.As(got.Err, &taken) {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestOriginals(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	b := packed(t, "v1.9.1", built("bridge", "v1.9.1"), built("ptp", "v1.9.1"), built("vlan", "v1.9.1"))
+	write(t, path, string(builtAs("bridge", "v1.6.2", "")), 0o755)
+	must(t, os.Chtimes(path, time.Time{}, time.Now().Add(-24*time.Hour)))
+	must(t, os.Symlink("cni", filepath.Join(bin, "vlan")))
+	start := time.Now().Add(-2 * time.Second)
+	stage(t, b, Options{BinDir: bin})
+	os.Remove(path)
+	write(t, path, "theirs", 0o755)
+	stage(t, b, Options{BinDir: bin})
+	same := unchanged(t, bin, true)
+	list, err := Originals(t.Context(), RestoreOptions{BinDir: bin})
+	must(t, err)
+	same()
+	if len(list) != 3 {
+		t.Fatalf("%+v", list)
+	}
+	for i, wanted := range []Original{
+		{Name: "bridge", Number: 1, Kind: hostdir.File, Size: int64(len(builtAs("bridge", "v1.6.2", ""))), SHA256: sum(builtAs("bridge", "v1.6.2", "")), Build: "v1.6.2 (go1.23)"},
+		{Name: "bridge", Number: 2, Kind: hostdir.File, Size: 6, SHA256: sum([]byte("theirs"))},
+		{Name: "vlan", Number: 1, Kind: hostdir.Symlink, Target: "cni", Size: 3, SHA256: sum([]byte("cni"))},
+	} {
+		got := list[i]
+		if got.Kept.Before(start) || got.Kept.After(time.Now()) {
+			t.Errorf("%s kept since %s", got.Name, got.Kept)
+		}
+		if _, err := os.Lstat(filepath.Join(bin, got.Path)); err != nil {
+			t.Error(err)
+		}
+		got.Kept, got.Path = time.Time{}, ""
+		if got != wanted {
+			t.Errorf("%+v\nwant %+v", got, wanted)
+		}
+	}
+	if list, err := Originals(t.Context(), RestoreOptions{BinDir: bin, Only: []string{"vlan"}}); err != nil || len(list) != 1 {
+		t.Errorf("%v, %v", list, err)
+	}
+	var unknown *UnknownNamesError
+	if _, err := Originals(t.Context(), RestoreOptions{BinDir: bin, Only: []string{"x"}}); !errors.As(err, &unknown) {
+		t.Errorf("%v", err)
+	}
+	dropped, warnings, err := Purge(t.Context(), RestoreOptions{BinDir: bin, Only: []string{"bridge"}})
+	if err != nil || len(dropped) != 2 || len(warnings) > 0 {
+		t.Errorf("%v, %v, %v", dropped, warnings, err)
+	}
+	wantGone(t, filepath.Join(bin, storeName, originalsName, "bridge"))
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:failed ptp:removed vlan:put back")
+	if list, err := Originals(t.Context(), RestoreOptions{BinDir: t.TempDir()}); err != nil || len(list) != 0 {
+		t.Errorf("%v, %v", list, err)
+	}
+}
