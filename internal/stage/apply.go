@@ -58,6 +58,10 @@ func (r *run) apply() error {
 func (r *run) tryAgain() bool {
 	again := false
 	for _, p := range r.work {
+		var stuck *stuckError
+		if p.Action == Failed || errors.As(p.Err, &stuck) {
+			continue // it was not to be written, or lies in its place already
+		}
 		if errors.Is(p.Err, syscall.ENOSPC) || errors.Is(p.Err, syscall.EDQUOT) {
 			if err := r.store.run.Remove(p.Plugin.Name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				continue
@@ -358,6 +362,10 @@ func (r *run) publish() (any bool) {
 			continue
 		} else if errors.Is(p.Err, errJudgeAnew) {
 			p.Action, p.Reason, p.Why, p.Err = Kept, Raced, errJudgeAnew.Error(), nil
+		}
+		var stuck *stuckError
+		if errors.As(p.Err, &stuck) {
+			continue // our file may stand there, and has to be known for ours
 		}
 		r.store.unmark(marksOf(made, p.Plugin.Name))
 	}
