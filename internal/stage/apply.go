@@ -422,7 +422,7 @@ const attempts = 16
 func (r *run) publishOne(p *piece) error {
 	name := p.Plugin.Name
 	if p.Found.State == Absent {
-		err := publish(r.dir, r.store.run, name, name)
+		err := given(publish(r.dir, r.store.run, name, name))
 		if !errors.Is(err, fs.ErrExist) {
 			return err
 		}
@@ -442,7 +442,7 @@ func (r *run) publishOne(p *piece) error {
 		return err
 	}
 	swap := swapName(p.Plugin.SHA256, r.store.runName)
-	if err := publish(slot, r.store.run, name, swap); err != nil {
+	if err := given(publish(slot, r.store.run, name, swap)); err != nil {
 		return err
 	}
 	if err := r.exchange(p, slot, swap, ours); err != nil {
@@ -475,7 +475,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 			if _, err := r.store.mark(mark(name, p.Plugin.SHA256), mark(name, absentMark)); err != nil {
 				return err
 			}
-			err = publish(r.dir, slot, swap, name)
+			err = given(publish(r.dir, slot, swap, name))
 			if errors.Is(err, fs.ErrExist) { // and put back
 				continue
 			}
@@ -532,7 +532,7 @@ func swapBack(dir, slot *hostdir.Dir, swap, name string) error {
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		if err = publish(dir, slot, swap, name); !errors.Is(err, fs.ErrExist) {
+		if err = given(publish(dir, slot, swap, name)); !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}

@@ -333,7 +333,7 @@ func (r *restore) takeBack(t *takeback) error {
 		t.changed = t.original.digest != unreadDigest && t.original.digest != digest
 	}
 	if t.found.State == Absent {
-		err := publish(r.dir, t.slot, t.original.file, t.name)
+		err := given(publish(r.dir, t.slot, t.original.file, t.name))
 		if errors.Is(err, fs.ErrExist) {
 			return t.leave()
 		}
@@ -341,7 +341,7 @@ func (r *restore) takeBack(t *takeback) error {
 	}
 	// Under this name it is the original while it has that inode, and something else after the exchange.
 	on := backName(e.Ino, t.original)
-	if err := publish(t.slot, t.slot, t.original.file, on); err != nil {
+	if err := given(publish(t.slot, t.slot, t.original.file, on)); err != nil {
 		return err
 	}
 	err = r.exchange(t, on, e)
@@ -368,7 +368,7 @@ func (r *restore) exchange(t *takeback, on string, original hostdir.Entry) error
 		case errors.Is(err, errors.ErrUnsupported):
 			return r.replace(t, on)
 		case errors.Is(err, fs.ErrNotExist): // removed meanwhile
-			if err = publish(r.dir, t.slot, on, t.name); errors.Is(err, fs.ErrExist) {
+			if err = given(publish(r.dir, t.slot, on, t.name)); errors.Is(err, fs.ErrExist) {
 				continue
 			}
 			return err
@@ -442,7 +442,7 @@ func (r *restore) remove(t *takeback) error {
 		}
 		back = settled.original // written to in place since it was looked at
 	}
-	if err := publish(r.dir, slot, back, t.name); err != nil {
+	if err := given(publish(r.dir, slot, back, t.name)); err != nil {
 		return &stuckError{t.name, back, err}
 	}
 	return t.leave()
@@ -515,7 +515,7 @@ func (s *store) settleBack(ctx context.Context, slot *hostdir.Dir, name, back st
 		return err
 	}
 	if inode, err := strconv.ParseUint(m[1], 10, 64); err == nil && inode == e.Ino {
-		return publish(slot, slot, back, m[2])
+		return given(publish(slot, slot, back, m[2]))
 	}
 	_, err = s.settle(ctx, slot, name, back, true)
 	return err

@@ -548,6 +548,9 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 	if err != nil {
 		return settled{}, err
 	}
+	if s.placed(slot, name, e) {
+		return settled{}, slot.Remove(swap)
+	}
 	if !takes(e.Kind) {
 		return settled{}, s.giveBack(ctx, slot, name, swap)
 	}
@@ -576,7 +579,7 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 	kept := parseOriginals(files)
 	for n := nextNumber(kept); ; n++ {
 		file := fmt.Sprintf("%d-%s", n, digest)
-		err := publish(slot, slot, swap, file)
+		err := given(publish(slot, slot, swap, file))
 		if errors.Is(err, fs.ErrExist) { // an unlocked run was here
 			continue
 		}
@@ -607,13 +610,38 @@ func pushOut(slot *hostdir.Dir, kept []original) error {
 	return nil
 }
 
+// given is a publishing's error where the old name that may stay is a leftover: the next run clears it.
+func given(err error) error {
+	var stays *hostdir.StaysError
+	if errors.As(err, &stays) {
+		return nil
+	}
+	return err
+}
+
+// placed says whether what lies in a slot under its swap name has its place under another name: on file systems whose renames
+// know no flags, a run may end between the giving of a name and the taking away of another.
+func (s *store) placed(slot *hostdir.Dir, name string, e hostdir.Entry) bool {
+	if e.Nlink < 2 || e.Kind == hostdir.Folder {
+		return false
+	}
+	if there, err := s.bin.Stat(name); err == nil && there.Same(e) {
+		return true
+	}
+	files, err := slot.Names()
+	return err == nil && slices.ContainsFunc(parseOriginals(files), func(o original) bool {
+		kept, err := slot.Stat(o.file)
+		return err == nil && kept.Same(e)
+	})
+}
+
 // giveBack puts what staging never takes, and has in its hands since it was killed or a name changed at the wrong moment,
 // back to its name: if nothing stands there, or our file. Whoever else stands there stays, and it lies where it is.
 func (s *store) giveBack(ctx context.Context, slot *hostdir.Dir, name, swap string) error {
 	stuck := func(err error) error { return &stuckError{name, swap, err} }
 	there, err := s.bin.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := publish(s.bin, slot, swap, name); err != nil {
+		if err := given(publish(s.bin, slot, swap, name)); err != nil {
 			return stuck(err)
 		}
 		return nil
