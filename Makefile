@@ -64,6 +64,11 @@ ring-root: build bundle bundle-separate ## namespaces, mounts, real plugins
 	cd test/root && CHANDLER=$(abspath $(OUT)/chandler) BUNDLE=$(abspath $(OUT)/bundle) OTHER_BUNDLE=$(abspath $(OUT)/bundle-separate) \
 		go test -v -tags root -count=1 ./...
 
+.PHONY: sequences
+sequences: build bundle bundle-separate ## ten thousand random sequences of staging, foreign writes, kills and restoring; the ring root runs 200
+	cd test/root && CHANDLER=$(abspath $(OUT)/chandler) BUNDLE=$(abspath $(OUT)/bundle) OTHER_BUNDLE=$(abspath $(OUT)/bundle-separate) \
+		SEQUENCES=$(or $(SEQUENCES),10000) go test -tags root -count=1 -timeout 120m -run TestSequences -v ./...
+
 .PHONY: ring-chart
 ring-chart: ## the charts by Helm's own engine, and the pages that quote them
 	cd test/chart && go test -v -count=1 ./...

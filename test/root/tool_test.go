@@ -4,6 +4,9 @@ package root
 
 import (
 	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +20,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -30,8 +34,9 @@ import (
 
 var runs, kills atomic.Int64
 
-// call is one command line of chandler stage.
+// call is one command line of chandler, by default stage.
 type call struct {
+	verb        string
 	bundle, dir string
 	args        []string
 	wrap        []string // the command that runs chandler: setpriv, prlimit, strace
@@ -77,6 +82,22 @@ func stage(t testing.TB, bundle, dir string, args ...string) outcome {
 	return call{bundle: bundle, dir: dir, args: args}.run(t)
 }
 
+// restore runs chandler restore once.
+func restore(t testing.TB, dir string, args ...string) outcome {
+	t.Helper()
+	return call{verb: "restore", dir: dir, args: args}.run(t)
+}
+
+// back fails unless the run restored exactly so many plugins, and said so in the termination log.
+func (o outcome) back(t testing.TB, putBack, removed, left int) {
+	t.Helper()
+	last := fmt.Sprintf(": %d put back, %d removed, %d left", putBack, removed, left)
+	if o.code != 0 || len(o.failed()) > 0 || !strings.HasSuffix(o.lastLine(), last) {
+		t.Fatalf("exit %d, the log ends with %q, want %q\n%s", o.code, o.lastLine(), last, o.stderr)
+	}
+	o.told(t)
+}
+
 func (c call) command(t testing.TB) *process {
 	t.Helper()
 	runs.Add(1)
@@ -85,7 +106,7 @@ func (c call) command(t testing.TB) *process {
 	if program == "" {
 		program = ring.chandler
 	}
-	argv := append(slices.Clone(c.wrap), program, "stage", "--output", "json")
+	argv := append(slices.Clone(c.wrap), program, cmp.Or(c.verb, "stage"), "--output", "json")
 	if c.bundle != "" {
 		argv = append(argv, "--bundle", c.bundle)
 	}
@@ -198,7 +219,7 @@ func (o outcome) told(t testing.TB) {
 	if o.log == "" || !strings.HasSuffix(o.log, "\n") {
 		t.Fatalf("the termination log is not whole: %q", o.log)
 	}
-	quiet := o.report.Outcome == "staged" && len(o.failed()) == 0 && len(o.report.Warnings) == 0
+	quiet := (o.report.Outcome == "staged" || o.report.Outcome == "restored") && len(o.failed()) == 0 && len(o.report.Warnings) == 0
 	if quiet {
 		if o.stderr != "" || strings.Count(o.log, "\n") != 1 {
 			t.Fatalf("a run with nothing to tell said %q on stderr and %q in the log", o.stderr, o.log)
@@ -212,7 +233,11 @@ func (o outcome) told(t testing.TB) {
 		t.Fatalf("a termination log of %d bytes", len(o.log))
 	}
 	if names := slices.Sorted(maps.Keys(o.failed())); len(names) > 0 {
-		if want := "failed to install: " + strings.Join(names, " ") + "\n"; !strings.HasPrefix(o.log, want) {
+		failed := "failed to install: "
+		if o.report.Outcome == "restored" {
+			failed = "failed to restore: "
+		}
+		if want := failed + strings.Join(names, " ") + "\n"; !strings.HasPrefix(o.log, want) {
 			t.Fatalf("the log begins\n%s\nwant\n%s", o.log, want)
 		}
 		for name, cause := range o.failed() {
@@ -745,4 +770,16 @@ func disk(t testing.TB, kind string, size int64) (at, image string) {
 	}
 	t.Cleanup(func() { unmount(t, at) })
 	return at, image
+}
+
+// originalsName says whether a name is one that an original has once everything is settled.
+func originalsName(name string) bool {
+	n, digest, ok := strings.Cut(name, "-")
+	_, err := strconv.Atoi(n)
+	return ok && err == nil && len(digest) == 64
+}
+
+func digestOf(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
 }

@@ -57,15 +57,19 @@ func (p place) stuck(t *testing.T, pod string) {
 		}
 		return fmt.Errorf("no event says so: %q", events)
 	})
-	object, err := p.API.Get(p.pods() + "/" + pod)
-	if err != nil {
-		t.Fatal(err)
-	}
-	statuses := node.List(object, "status", "containerStatuses")
-	if node.Text(object, "status", "phase") != "Pending" || len(statuses) != 1 ||
-		node.Text(statuses[0], "state", "waiting", "reason") != "ContainerCreating" {
-		t.Fatalf("the pod is not in ContainerCreating: %v", object["status"])
-	}
+	// The kubelet says so in its own time, which may be after the event.
+	eventually(t, time.Minute, func() error {
+		object, err := p.API.Get(p.pods() + "/" + pod)
+		if err != nil {
+			return err
+		}
+		statuses := node.List(object, "status", "containerStatuses")
+		if node.Text(object, "status", "phase") != "Pending" || len(statuses) != 1 ||
+			node.Text(statuses[0], "state", "waiting", "reason") != "ContainerCreating" {
+			return fmt.Errorf("the pod is not in ContainerCreating: %v", object["status"])
+		}
+		return nil
+	})
 }
 
 func TestScenario01(t *testing.T) {
