@@ -491,7 +491,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 		}
 		refused := p.takes(theirs)
 		if refused == nil {
-			r.file(p, slot, swap, !r.o.NoKeep)
+			r.file(p, slot, swap, r.replaced())
 			return nil
 		}
 		// Not ours to take: back to its place. If our file is no longer there, somebody has put a third thing there that is
@@ -507,7 +507,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 			return err
 		}
 		if !back.Same(ours) {
-			r.file(p, slot, swap, true)
+			r.file(p, slot, swap, keep)
 		}
 		return refused
 	}
@@ -564,8 +564,16 @@ func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
 	if err != nil {
 		return errors.Join(err, slot.Remove(old))
 	}
-	r.file(p, slot, old, !r.o.NoKeep)
+	r.file(p, slot, old, r.replaced())
 	return nil
+}
+
+// replaced says what becomes of what is replaced.
+func (r *run) replaced() filing {
+	if r.o.NoKeep {
+		return drop
+	}
+	return keep
 }
 
 // takes says whether staging takes what stands under a plugin's name.
@@ -588,9 +596,9 @@ var errJudgeAnew = errors.New("changed while this ran; the next run judges it an
 
 // file puts what the exchange brought among the originals, if it is to be kept. That it could not be filed is no reason to
 // fail: it lies in the folder as it is, and the next run files it.
-func (r *run) file(p *piece, slot *hostdir.Dir, swap string, keep bool) {
+func (r *run) file(p *piece, slot *hostdir.Dir, swap string, others filing) {
 	name := p.Plugin.Name
-	settled, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, keep)
+	settled, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, others)
 	p.original, p.displaced = settled.original, settled.digest
 	if err != nil {
 		r.warn("%s: what was replaced is kept as %s/%s/%s: %s", name, originalsName, name, swap, errnoText(err))
