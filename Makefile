@@ -6,7 +6,7 @@ OUT       := out
 GOBUILD   := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w'
 FUZZTIME  ?= 10s
 RINGS     ?= unit root chart registry
-HEAVY     := cluster guest
+HEAVY     := cluster guest faults
 # The modules that are ours: the root, and those whose dependencies the product does not need.
 MODULES    = $(shell git ls-files '*go.mod' | grep -vE '(^|/)upstream/' | xargs -n1 dirname)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -77,6 +77,15 @@ ring-chart: ## the charts by Helm's own engine, and the pages that quote them
 ring-registry: ## the image from a real registry, and what its patch changes in Multus; compiles Multus for both machines
 	go test -v -tags registry -count=1 -timeout 60m ./test/registry
 
+.PHONY: ring-faults
+ring-faults: build bundle bundle-separate ## every system call fails, kills, other writers: a part, drawn by FAULTS_SEED
+	cd test/faults && CHANDLER=$(abspath $(OUT)/chandler) BUNDLE=$(abspath $(OUT)/bundle) OTHER_BUNDLE=$(abspath $(OUT)/bundle-separate) \
+		go test -v -tags faults -count=1 -p 1 -timeout $(if $(FAULTS_FULL),12h,30m) ./...
+
+.PHONY: faults-full
+faults-full: ## all of it, which takes hours
+	@$(MAKE) --no-print-directory ring-faults FAULTS_FULL=1
+
 .PHONY: image
 image: build ## build the image for both platforms into out/image.tar
 	rm -f $(OUT)/image.tar
@@ -99,7 +108,7 @@ reproducible: build ## build the bundle twice with separate caches, for each arc
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck, in every module
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
-	@for m in $(MODULES); do echo "lint $$m"; (cd $$m && go vet -tags root,registry ./... && go run $(STATICCHECK) -tags root,registry ./...); done
+	@for m in $(MODULES); do echo "lint $$m"; (cd $$m && go vet -tags root,registry,faults ./... && go run $(STATICCHECK) -tags root,registry,faults ./...); done
 
 .PHONY: docs
 docs: ## write the command reference, the charts' READMEs and docs/distributions.md anew

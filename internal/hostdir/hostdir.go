@@ -211,7 +211,7 @@ func (d *Dir) Names() ([]string, error) {
 }
 
 // Publish gives the file name of the directory from the name to in d, where nothing may stand: one atomic step.
-// Something that stands there is an fs.ErrExist and both stay as they were.
+// Something that stands there is an fs.ErrExist and both stay as they were. A *StaysError is no failure to publish.
 func (d *Dir) Publish(from *Dir, name, to string) error {
 	err := retry(func() error { return renameat2(from.fd, name, d.fd, to, unix.RENAME_NOREPLACE) })
 	if !flagsUnknown(err) {
@@ -221,8 +221,17 @@ func (d *Dir) Publish(from *Dir, name, to string) error {
 	if err := retry(func() error { return unix.Linkat(from.fd, name, d.fd, to, 0) }); err != nil {
 		return d.fail("link", to, err)
 	}
-	return from.Remove(name)
+	if err := from.Remove(name); err != nil {
+		return &StaysError{err}
+	}
+	return nil
 }
+
+// StaysError says that a file was published and has its old name as well, which could not be taken away.
+type StaysError struct{ Err error }
+
+func (e *StaysError) Error() string { return e.Err.Error() }
+func (e *StaysError) Unwrap() error { return e.Err }
 
 // Exchange swaps what stands under name in from with what stands under to in d, whatever the two are: one atomic step.
 // errors.ErrUnsupported where the file system knows no such rename.

@@ -58,6 +58,10 @@ func (r *run) apply() error {
 func (r *run) tryAgain() bool {
 	again := false
 	for _, p := range r.work {
+		var stuck *stuckError
+		if p.Action == Failed || errors.As(p.Err, &stuck) {
+			continue // it was not to be written, or lies in its place already
+		}
 		if errors.Is(p.Err, syscall.ENOSPC) || errors.Is(p.Err, syscall.EDQUOT) {
 			if err := r.store.run.Remove(p.Plugin.Name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				continue
@@ -359,6 +363,10 @@ func (r *run) publish() (any bool) {
 		} else if errors.Is(p.Err, errJudgeAnew) {
 			p.Action, p.Reason, p.Why, p.Err = Kept, Raced, errJudgeAnew.Error(), nil
 		}
+		var stuck *stuckError
+		if errors.As(p.Err, &stuck) {
+			continue // our file may stand there, and has to be known for ours
+		}
 		r.store.unmark(marksOf(made, p.Plugin.Name))
 	}
 	return any
@@ -414,7 +422,7 @@ const attempts = 16
 func (r *run) publishOne(p *piece) error {
 	name := p.Plugin.Name
 	if p.Found.State == Absent {
-		err := publish(r.dir, r.store.run, name, name)
+		err := given(publish(r.dir, r.store.run, name, name))
 		if !errors.Is(err, fs.ErrExist) {
 			return err
 		}
@@ -434,7 +442,7 @@ func (r *run) publishOne(p *piece) error {
 		return err
 	}
 	swap := swapName(p.Plugin.SHA256, r.store.runName)
-	if err := publish(slot, r.store.run, name, swap); err != nil {
+	if err := given(publish(slot, r.store.run, name, swap)); err != nil {
 		return err
 	}
 	if err := r.exchange(p, slot, swap, ours); err != nil {
@@ -467,7 +475,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 			if _, err := r.store.mark(mark(name, p.Plugin.SHA256), mark(name, absentMark)); err != nil {
 				return err
 			}
-			err = publish(r.dir, slot, swap, name)
+			err = given(publish(r.dir, slot, swap, name))
 			if errors.Is(err, fs.ErrExist) { // and put back
 				continue
 			}
@@ -483,7 +491,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 		}
 		refused := p.takes(theirs)
 		if refused == nil {
-			r.file(p, slot, swap, !r.o.NoKeep)
+			r.file(p, slot, swap, r.replaced())
 			return nil
 		}
 		// Not ours to take: back to its place. If our file is no longer there, somebody has put a third thing there that is
@@ -499,7 +507,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 			return err
 		}
 		if !back.Same(ours) {
-			r.file(p, slot, swap, true)
+			r.file(p, slot, swap, keep)
 		}
 		return refused
 	}
@@ -524,7 +532,7 @@ func swapBack(dir, slot *hostdir.Dir, swap, name string) error {
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		if err = publish(dir, slot, swap, name); !errors.Is(err, fs.ErrExist) {
+		if err = given(publish(dir, slot, swap, name)); !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
@@ -556,8 +564,16 @@ func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
 	if err != nil {
 		return errors.Join(err, slot.Remove(old))
 	}
-	r.file(p, slot, old, !r.o.NoKeep)
+	r.file(p, slot, old, r.replaced())
 	return nil
+}
+
+// replaced says what becomes of what is replaced.
+func (r *run) replaced() filing {
+	if r.o.NoKeep {
+		return drop
+	}
+	return keep
 }
 
 // takes says whether staging takes what stands under a plugin's name.
@@ -580,9 +596,9 @@ var errJudgeAnew = errors.New("changed while this ran; the next run judges it an
 
 // file puts what the exchange brought among the originals, if it is to be kept. That it could not be filed is no reason to
 // fail: it lies in the folder as it is, and the next run files it.
-func (r *run) file(p *piece, slot *hostdir.Dir, swap string, keep bool) {
+func (r *run) file(p *piece, slot *hostdir.Dir, swap string, others filing) {
 	name := p.Plugin.Name
-	settled, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, keep)
+	settled, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, others)
 	p.original, p.displaced = settled.original, settled.digest
 	if err != nil {
 		r.warn("%s: what was replaced is kept as %s/%s/%s: %s", name, originalsName, name, swap, errnoText(err))

@@ -103,6 +103,7 @@ type takeback struct {
 	older    int           // how many more there are
 	sha256   string        // of what was put back
 	changed  bool
+	stays    bool // a file of ours, in the folder, that the next run has to know for ours
 }
 
 func (t *takeback) result() Result {
@@ -179,7 +180,7 @@ func (r *restore) do() error {
 			}
 		}
 	}
-	if len(r.work) > 0 {
+	if len(r.work) > 0 || r.store.dir != nil { // an empty folder may be all that an interrupted run has left
 		r.settle()
 	}
 	r.say()
@@ -333,7 +334,7 @@ func (r *restore) takeBack(t *takeback) error {
 		t.changed = t.original.digest != unreadDigest && t.original.digest != digest
 	}
 	if t.found.State == Absent {
-		err := publish(r.dir, t.slot, t.original.file, t.name)
+		err := given(publish(r.dir, t.slot, t.original.file, t.name))
 		if errors.Is(err, fs.ErrExist) {
 			return t.leave()
 		}
@@ -341,14 +342,24 @@ func (r *restore) takeBack(t *takeback) error {
 	}
 	// Under this name it is the original while it has that inode, and something else after the exchange.
 	on := backName(e.Ino, t.original)
-	if err := publish(t.slot, t.slot, t.original.file, on); err != nil {
+	if err := given(publish(t.slot, t.slot, t.original.file, on)); err != nil {
 		return err
 	}
 	err = r.exchange(t, on, e)
-	if settleErr := r.store.settleBack(context.WithoutCancel(r.ctx), t.slot, t.name, on); settleErr != nil && !errors.Is(settleErr, fs.ErrNotExist) {
-		r.warn("%s/%s stays: %s", t.name, on, errnoText(settleErr))
+	var stuck *stuckError
+	if errors.As(err, &stuck) {
+		return err // and the next run settles it
 	}
+	r.leftover(t, on, r.store.settleBack(context.WithoutCancel(r.ctx), t.slot, t.name, on))
 	return err
+}
+
+// leftover says that a file in the folder could not be settled.
+func (r *restore) leftover(t *takeback, file string, err error) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.stays = true
+		r.warn("%s/%s stays: %s", t.name, file, errnoText(err))
+	}
 }
 
 // leave says that somebody was quicker.
@@ -368,7 +379,7 @@ func (r *restore) exchange(t *takeback, on string, original hostdir.Entry) error
 		case errors.Is(err, errors.ErrUnsupported):
 			return r.replace(t, on)
 		case errors.Is(err, fs.ErrNotExist): // removed meanwhile
-			if err = publish(r.dir, t.slot, on, t.name); errors.Is(err, fs.ErrExist) {
+			if err = given(publish(r.dir, t.slot, on, t.name)); errors.Is(err, fs.ErrExist) {
 				continue
 			}
 			return err
@@ -410,8 +421,9 @@ func (r *restore) replace(t *takeback, on string) error {
 	if err != nil || t.action == Left {
 		return errors.Join(err, t.slot.Remove(old)) // another name of what stands there
 	}
-	_, err = r.store.settle(context.WithoutCancel(r.ctx), t.slot, t.name, old, true)
-	return err
+	_, err = r.store.settle(context.WithoutCancel(r.ctx), t.slot, t.name, old, keepSure)
+	r.leftover(t, old, err)
+	return nil
 }
 
 // remove takes our file away from a name under which nothing stood.
@@ -433,7 +445,7 @@ func (r *restore) remove(t *takeback) error {
 	}
 	back := swap
 	if out.Untouched(t.entry) {
-		settled, err := r.store.settle(context.WithoutCancel(r.ctx), slot, t.name, swap, true)
+		settled, err := r.store.settle(context.WithoutCancel(r.ctx), slot, t.name, swap, keepSure)
 		if err != nil {
 			return &stuckError{t.name, swap, err}
 		}
@@ -442,7 +454,7 @@ func (r *restore) remove(t *takeback) error {
 		}
 		back = settled.original // written to in place since it was looked at
 	}
-	if err := publish(r.dir, slot, back, t.name); err != nil {
+	if err := given(publish(r.dir, slot, back, t.name)); err != nil {
 		return &stuckError{t.name, back, err}
 	}
 	return t.leave()
@@ -466,7 +478,7 @@ func (r *restore) settle() {
 	}
 	var done []string
 	for _, t := range r.work {
-		if t.err == nil {
+		if t.err == nil && !t.stays {
 			done = append(done, t.name)
 		}
 	}
@@ -514,52 +526,66 @@ func (s *store) settleBack(ctx context.Context, slot *hostdir.Dir, name, back st
 	if err != nil {
 		return err
 	}
-	if inode, err := strconv.ParseUint(m[1], 10, 64); err == nil && inode == e.Ino {
-		return publish(slot, slot, back, m[2])
+	if s.placed(slot, name, e) {
+		return slot.Remove(back)
 	}
-	_, err = s.settle(ctx, slot, name, back, true)
+	if inode, err := strconv.ParseUint(m[1], 10, 64); err == nil && inode == e.Ino {
+		return given(publish(slot, slot, back, m[2]))
+	}
+	_, err = s.settle(ctx, slot, name, back, keepSure)
 	return err
 }
 
 // dismiss forgets what is known of names, and takes away of the folder what then has nothing in it: all of it, if staging knows
 // of no name any more and nothing of anybody's is kept.
 func (s *store) dismiss(names []string) error {
+	var errs []error
+	fail := func(err error) {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
 	if s.staged != nil {
 		marks, err := s.staged.Names()
 		if err != nil {
 			return err
 		}
 		for _, name := range names {
-			s.unmark(marksOf(marks, name))
+			for _, m := range marksOf(marks, name) {
+				fail(s.staged.Remove(m))
+			}
 		}
-		if err := syncDir(s.staged); err != nil {
-			return err
-		}
+		fail(syncDir(s.staged))
 	}
 	for name := range s.slots {
-		s.originals.RemoveDir(name) // if it is empty
+		if err := s.originals.RemoveDir(name); !errors.Is(err, fs.ErrExist) { // somebody's are in it
+			fail(err)
+		}
 	}
-	if s.empty() {
-		return s.dismantle()
+	empty, err := s.empty()
+	fail(err)
+	if empty {
+		fail(s.dismantle())
+		return errors.Join(errs...)
 	}
-	err := s.forget(names)
+	fail(s.forget(names))
 	if s.run != nil {
-		err = errors.Join(err, s.tmp.RemoveAll(s.runName))
+		fail(s.tmp.RemoveAll(s.runName))
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // empty says whether neither a mark nor an original is in the folder.
-func (s *store) empty() bool {
+func (s *store) empty() (bool, error) {
 	for _, d := range []*hostdir.Dir{s.staged, s.originals} {
 		if d == nil {
 			continue
 		}
 		if names, err := d.Names(); err != nil || len(names) > 0 {
-			return false
+			return false, err
 		}
 	}
-	return true
+	return true, nil
 }
 
 // dismantle takes the empty folder away. A ledger that a later chandler wrote, and what nobody here put there, stays.

@@ -599,3 +599,30 @@ func TestOriginals(t *testing.T) {
 		t.Errorf("%v, %v", list, err)
 	}
 }
+
+// A folder in which nothing is left, since a run was interrupted when it took it away, is taken away by the next.
+func TestRestoreEmptyFolder(t *testing.T) {
+	bin := t.TempDir()
+	store := filepath.Join(bin, storeName)
+	for _, dir := range []string{stagedName, tmpName, originalsName} {
+		must(t, os.MkdirAll(filepath.Join(store, dir), 0o700))
+	}
+	write(t, filepath.Join(store, ledgerName), `{"formatVersion": 1, "plugins": {}}`, 0o600)
+	wantWarnings(t, restored(t, RestoreOptions{BinDir: bin}))
+	wantGone(t, store)
+}
+
+// An original that has its own name again, which a run did without flags of rename and was interrupted, is kept no longer.
+func TestRestoreOriginalInPlace(t *testing.T) {
+	bin := t.TempDir()
+	path, slot := filepath.Join(bin, "bridge"), filepath.Join(bin, storeName, originalsName, "bridge")
+	must(t, os.MkdirAll(slot, 0o700))
+	write(t, path, "theirs", 0o755)
+	must(t, os.Link(path, filepath.Join(slot, "1-"+sum([]byte("theirs")))))
+	must(t, os.Link(path, filepath.Join(slot, backName(7, original{file: "1-" + sum([]byte("theirs"))}))))
+	restored(t, RestoreOptions{BinDir: bin})
+	wantGone(t, filepath.Join(bin, storeName))
+	if data, err := os.ReadFile(path); err != nil || string(data) != "theirs" {
+		t.Errorf("%q, %v", data, err)
+	}
+}

@@ -185,12 +185,13 @@ func (s *store) current(ctx context.Context, name string) (e hostdir.Entry, dige
 	if e, err = s.bin.Stat(name); err != nil || s.staged == nil || !exact(e) {
 		return e, "", err
 	}
-	if digest, err = digestOf(ctx, s.bin, name, e); err != nil || digest == unreadDigest {
+	digest, unread, err := digestOrWhy(ctx, s.bin, name, e)
+	if err = errors.Join(err, unread); err != nil || digest == unreadDigest {
 		return e, "", err
 	}
-	_, err = s.staged.Stat(mark(name, digest))
-	if errors.Is(err, fs.ErrNotExist) {
-		return e, "", nil
+	ours, err := s.ours(name, digest, e)
+	if !ours {
+		digest = ""
 	}
 	return e, digest, err
 }
@@ -371,13 +372,16 @@ func mark(name, what string) string { return name + "@" + what }
 
 // ours says whether the file of this digest and entry under name is one that staging put there and nobody has touched.
 // The marks are looked at when it is asked, so that what another run has published since this one began counts as well.
-// known is false if that cannot be found out.
-func (s *store) ours(name, digest string, e hostdir.Entry) (ours, known bool) {
+// An error says why that cannot be found out.
+func (s *store) ours(name, digest string, e hostdir.Entry) (bool, error) {
 	if s.staged == nil || !exact(e) {
-		return false, true
+		return false, nil
 	}
 	_, err := s.staged.Stat(mark(name, digest))
-	return err == nil, err == nil || errors.Is(err, fs.ErrNotExist)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // exact says whether a file's metadata is what staging leaves.
@@ -509,10 +513,12 @@ func (s *store) settleSwaps(ctx context.Context) error {
 		for _, file := range files {
 			switch {
 			case strings.HasPrefix(file, swapPrefix) && !s.alive(file):
-				_, err := s.settle(ctx, slot, name, file, true)
+				_, err := s.settle(ctx, slot, name, file, keep)
 				errs = append(errs, err)
 			case strings.HasPrefix(file, backPrefix):
 				errs = append(errs, s.settleBack(ctx, slot, name, file))
+			case originalName.MatchString(file):
+				errs = append(errs, s.settleOriginal(slot, name, file))
 			}
 		}
 		slot.Close()
@@ -541,28 +547,43 @@ type settled struct {
 	digest   string // of what was another's
 }
 
+// filing says what becomes of a file that is not ours.
+type filing string
+
+const (
+	drop     filing = "drop"
+	keep     filing = "keep"      // as the newest original; so is what cannot be found out to be ours
+	keepSure filing = "keep sure" // as keep, but what cannot be found out stays where it lies
+)
+
 // settle decides what becomes of a file that lies in a slot under its swap name: one of ours is removed, anything else is
-// kept as the newest original, or removed too if keep is false.
-func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string, keep bool) (settled, error) {
+// filed as the last argument says.
+func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string, others filing) (settled, error) {
 	e, err := slot.Stat(swap)
 	if err != nil {
 		return settled{}, err
 	}
+	if s.placed(slot, name, e) {
+		return settled{}, slot.Remove(swap)
+	}
 	if !takes(e.Kind) {
 		return settled{}, s.giveBack(ctx, slot, name, swap)
 	}
-	digest, err := digestOf(ctx, slot, swap, e)
+	digest, unread, err := digestOrWhy(ctx, slot, swap, e)
 	if err != nil {
 		return settled{}, err
 	}
 	// Before the exchange it is our new file, with the digest that its name says; after it, it may be our last one.
 	// A digest that is not known proves nothing.
 	unpublished := exact(e) && digest == swapDigest(swap) && digest != unreadDigest
-	ours, known := s.ours(name, digest, e)
+	ours, doubt := s.ours(name, digest, e)
 	if unpublished || ours {
 		return settled{}, slot.Remove(swap)
 	}
-	if !keep {
+	if doubt = cmp.Or(unread, doubt); doubt != nil && others == keepSure {
+		return settled{}, doubt
+	}
+	if others == drop {
 		// What stood there before is gone: an earlier time when nothing did is not to be restored in its place.
 		if err := s.unmarkAbsent(name); err != nil {
 			return settled{digest: digest}, err
@@ -576,7 +597,7 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 	kept := parseOriginals(files)
 	for n := nextNumber(kept); ; n++ {
 		file := fmt.Sprintf("%d-%s", n, digest)
-		err := publish(slot, slot, swap, file)
+		err := given(publish(slot, slot, swap, file))
 		if errors.Is(err, fs.ErrExist) { // an unlocked run was here
 			continue
 		}
@@ -584,7 +605,7 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 			return settled{digest: digest}, err
 		}
 		// What may be one of ours after all pushes out nobody's: neither a file that could not be read, nor one whose mark could not.
-		if digest != unreadDigest && known {
+		if digest != unreadDigest && doubt == nil {
 			err = pushOut(slot, append(kept, original{n, digest, file}))
 		}
 		return settled{file, digest}, err
@@ -607,13 +628,50 @@ func pushOut(slot *hostdir.Dir, kept []original) error {
 	return nil
 }
 
+// given is a publishing's error where the old name that may stay is a leftover: the next run clears it.
+func given(err error) error {
+	var stays *hostdir.StaysError
+	if errors.As(err, &stays) {
+		return nil
+	}
+	return err
+}
+
+// settleOriginal takes away the kept name of an original that has its own name again.
+func (s *store) settleOriginal(slot *hostdir.Dir, name, file string) error {
+	e, err := slot.Stat(file)
+	if err != nil || e.Nlink < 2 {
+		return err
+	}
+	if there, err := s.bin.Stat(name); err != nil || !there.Same(e) {
+		return nil
+	}
+	return slot.Remove(file)
+}
+
+// placed says whether what lies in a slot under its swap name has its place under another name: on file systems whose renames
+// know no flags, a run may end between the giving of a name and the taking away of another.
+func (s *store) placed(slot *hostdir.Dir, name string, e hostdir.Entry) bool {
+	if e.Nlink < 2 || e.Kind == hostdir.Folder {
+		return false
+	}
+	if there, err := s.bin.Stat(name); err == nil && there.Same(e) {
+		return true
+	}
+	files, err := slot.Names()
+	return err == nil && slices.ContainsFunc(parseOriginals(files), func(o original) bool {
+		kept, err := slot.Stat(o.file)
+		return err == nil && kept.Same(e)
+	})
+}
+
 // giveBack puts what staging never takes, and has in its hands since it was killed or a name changed at the wrong moment,
 // back to its name: if nothing stands there, or our file. Whoever else stands there stays, and it lies where it is.
 func (s *store) giveBack(ctx context.Context, slot *hostdir.Dir, name, swap string) error {
 	stuck := func(err error) error { return &stuckError{name, swap, err} }
 	there, err := s.bin.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := publish(s.bin, slot, swap, name); err != nil {
+		if err := given(publish(s.bin, slot, swap, name)); err != nil {
 			return stuck(err)
 		}
 		return nil
@@ -678,24 +736,30 @@ func nextNumber(kept []original) int {
 // digestOf returns the SHA-256 of a file, or of a symlink's target. What this process may not read, or what is larger than
 // any plugin, is not read: staging does not fail for want of its digest.
 func digestOf(ctx context.Context, dir *hostdir.Dir, name string, e hostdir.Entry) (string, error) {
+	digest, _, err := digestOrWhy(ctx, dir, name, e)
+	return digest, err
+}
+
+// digestOrWhy is digestOf for whom it matters why what should have been read was not.
+func digestOrWhy(ctx context.Context, dir *hostdir.Dir, name string, e hostdir.Entry) (digest string, unread, err error) {
 	if e.Kind == hostdir.Symlink {
 		target, err := dir.Readlink(name)
 		sum := sha256.Sum256([]byte(target))
-		return hex.EncodeToString(sum[:]), err
+		return hex.EncodeToString(sum[:]), nil, err
 	}
 	if e.Kind != hostdir.File || e.Size > plugin.MaxSize {
-		return unreadDigest, nil
+		return unreadDigest, nil, nil
 	}
 	f, _, err := dir.OpenFile(name)
 	if err != nil {
-		return unreadDigest, nil
+		return unreadDigest, err, nil
 	}
 	defer f.Close()
-	digest, err := hashFile(ctx, f)
+	digest, err = hashFile(ctx, f)
 	if err != nil && ctx.Err() == nil {
-		return unreadDigest, nil
+		return unreadDigest, err, nil
 	}
-	return digest, err
+	return digest, nil, err
 }
 
 // hashFile returns the SHA-256 of a file's bytes from where it stands to its end.

@@ -163,6 +163,29 @@ func TestSwapsAreSettled(t *testing.T) {
 	}
 }
 
+// Where renames know no flags, a crash may leave a file under its swap name and in its place. It is not filed a second time.
+func TestSwapThatHasItsPlace(t *testing.T) {
+	ours := ref("bridge", "v1")
+	for name, place := range map[string]string{
+		"its name":      "bridge",
+		"the originals": filepath.Join(storeName, originalsName, "bridge", "1-"+sum([]byte("theirs"))),
+	} {
+		t.Run(name, func(t *testing.T) {
+			bin := t.TempDir()
+			path := filepath.Join(bin, place)
+			must(t, os.MkdirAll(filepath.Join(bin, storeName, originalsName, "bridge"), 0o700))
+			write(t, path, "theirs", 0o755)
+			must(t, os.Link(path, filepath.Join(bin, storeName, originalsName, "bridge", swapName(unreadDigest, "DEAD"))))
+			r := stage(t, packed(t, "v1", ours), Options{BinDir: bin})
+			wantWarnings(t, r)
+			inPlace(t, bin, ours)
+			if kept := originals(t, bin, "bridge"); len(kept) != 1 {
+				t.Errorf("kept %q", kept)
+			}
+		})
+	}
+}
+
 // What is not in the form of the folder is not touched.
 func TestStrangersInTheFolderAreLeft(t *testing.T) {
 	bin := t.TempDir()

@@ -95,7 +95,7 @@ func TestUnreadOriginalsPushOutNobodys(t *testing.T) {
 	huge := filepath.Join(slot, swapName(sum([]byte("x")), "DEAD"))
 	must(t, os.WriteFile(huge, nil, 0o755))
 	must(t, os.Truncate(huge, 1<<40))
-	if _, err := s.settle(t.Context(), d, "bridge", filepath.Base(huge), true); err != nil {
+	if _, err := s.settle(t.Context(), d, "bridge", filepath.Base(huge), keep); err != nil {
 		t.Fatal(err)
 	}
 	after := originals(t, bin, "bridge")

@@ -269,7 +269,7 @@ func (s *sequence) foreign() {
 	case kind == 3 && isFile && (st.Nlink == 1 || now.ours):
 		// In place, through every link: of ours all are ours.
 		what, err = "cp -f", os.WriteFile(path, []byte(content), 0o755)
-	case kind == 4 && isFile:
+	case kind == 4 && isFile && (st.Nlink == 1 || now.ours):
 		s.untouch(st.Ino)
 		what, err = "chmod", os.Chmod(path, []fs.FileMode{0o700, 0o555, 0o644}[s.random.IntN(3)])
 	case kind == 5 && now.look != "":
