@@ -15,7 +15,7 @@ func TestGuaranteesNameTheirTests(t *testing.T) {
 		t.Fatal(err)
 	}
 	var tests bytes.Buffer
-	cmd := exec.Command("grep", "-rhoE", "^func Test[A-Za-z0-9]+", "internal/stage", "test/root")
+	cmd := exec.Command("grep", "-rhoE", "^func Test[A-Za-z0-9]+", "internal/stage", "test/root", "test/faults")
 	cmd.Stdout = &tests
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
