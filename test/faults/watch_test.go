@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -33,15 +32,14 @@ type actor struct {
 	ended  chan error
 }
 
-// start starts a process on a thread that has nothing else to do until it has ended: the tracer takes whatever the thread
-// that it is on has started for its own.
+// start starts another process of this program.
 func start(t testing.TB, name string) *actor {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &actor{t: t, cmd: exec.Command(self), ended: make(chan error, 1)}
+	a := &actor{t: t, cmd: exec.Command(self)}
 	a.cmd.Env = append(os.Environ(), roleEnv+"="+name)
 	a.cmd.Stderr = &a.stderr
 	out, outErr := a.cmd.StdoutPipe()
@@ -50,18 +48,7 @@ func start(t testing.TB, name string) *actor {
 		t.Fatal(err)
 	}
 	a.out = bufio.NewReader(out)
-	started := make(chan error)
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with this goroutine
-		err := a.cmd.Start()
-		started <- err
-		if err == nil {
-			a.ended <- a.cmd.Wait()
-		}
-	}()
-	if err := <-started; err != nil {
-		t.Fatal(err)
-	}
+	a.ended = startOnThread(t, a.cmd)
 	t.Cleanup(func() {
 		a.in.Close()
 		a.cmd.Process.Kill()
