@@ -967,7 +967,7 @@ func (s *store) tidy() error {
 			return err
 		}
 	}
-	if !s.created {
+	if !s.created || s.dir == nil { // nil too if it went with the bin dir
 		return nil
 	}
 	// Marks say that this run, or one beside it that uses the store too, has published: then all of it stays. Each of the

@@ -373,6 +373,25 @@ func TestTidy(t *testing.T) {
 	}
 }
 
+// The bin dir is removed just when the folder has been made in it.
+func TestTidyWithoutTheBinDir(t *testing.T) {
+	bin := filepath.Join(t.TempDir(), "bin")
+	must(t, os.Mkdir(bin, 0o755))
+	dir, err := hostdir.Open(bin)
+	must(t, err)
+	defer dir.Close()
+	s, err := openStore(dir, true)
+	must(t, err)
+	defer s.close()
+	_, err = s.open(&s.tmp, tmpName)
+	must(t, err)
+	must(t, os.RemoveAll(bin))
+	if _, err := s.runDir(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("made a folder in a directory that is gone: %v", err)
+	}
+	must(t, s.tidy())
+}
+
 func TestFolderIsMadePrivate(t *testing.T) {
 	bin := t.TempDir()
 	store := filepath.Join(bin, storeName)

@@ -59,7 +59,7 @@ func preflight() []string {
 	if os.Geteuid() != 0 {
 		add("root: this process is uid %d", os.Geteuid())
 	}
-	for _, tool := range []string{"cp", "git", "go", "install", "ln", "mkfs.ext4", "mount", "mv", "sh", "tar"} {
+	for _, tool := range []string{"cp", "find", "git", "go", "install", "ln", "mkfs.ext4", "mount", "mv", "sh", "tar"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			add("the tool %s", tool)
 		}

@@ -17,8 +17,6 @@ import (
 	"github.com/chandler-cni/chandler/test/faults/tracer"
 )
 
-var roles = map[string]func() int{}
-
 // errnos are what a call fails with. Not every file system gives each of them for each call; a program that can be trusted
 // does not depend on that.
 var errnos = []unix.Errno{unix.ENOSPC, unix.EIO, unix.EROFS, unix.EACCES, unix.EPERM, unix.EDQUOT, unix.EMFILE, unix.ENOMEM,

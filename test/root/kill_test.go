@@ -107,67 +107,6 @@ func TestKilledAtAnyInstant(t *testing.T) {
 	}
 }
 
-// The same at the system calls themselves: strace kills the program as it enters the k-th call of a kind, for each k that a
-// run comes to. A thread counts its own calls, so that a k may be met more than once, and none is left out.
-func TestKilledAtEverySystemCall(t *testing.T) {
-	for _, syscallName := range []string{"mkdirat", "openat", "write", "fchmod", "fsync", "renameat2", "unlinkat", "renameat"} {
-		t.Run(syscallName, func(t *testing.T) {
-			step := 1
-			switch syscallName {
-			case "openat":
-				step = 4 // most are looks
-			case "write":
-				step = 12 // of some 100
-			}
-			for k := 1; ; k += step {
-				dir := mkdir(t, filepath.Join(t.TempDir(), "bin"))
-				place(t, ring.fewOlder, dir, "sbr", "static", "tuning")
-				before := map[string]identity{}
-				for _, name := range []string{"sbr", "static", "tuning"} {
-					before[name] = identify(t, filepath.Join(dir, name))
-				}
-				inject := fmt.Sprintf("inject=%s:signal=KILL:when=%d", syscallName, k)
-				o := call{bundle: ring.few, dir: dir, wrap: []string{"strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=" + syscallName, "-e", inject}}.run(t)
-				killed := o.signal == syscall.SIGKILL
-				if killed {
-					kills.Add(1)
-				}
-				for _, name := range fewNames {
-					_, was := before[name]
-					if !was && !exists(filepath.Join(dir, name)) {
-						continue
-					}
-					oldWrong, newWrong := wrongAs(ring.fewOlder, dir, name), wrongAs(ring.few, dir, name)
-					if oldWrong != "" && newWrong != "" {
-						t.Fatalf("%s %d: neither old nor new: %s, %s", syscallName, k, oldWrong, newWrong)
-					}
-				}
-				o = stage(t, ring.few, dir)
-				if o.code != 0 || len(o.failed()) > 0 || len(o.report.Warnings) > 0 {
-					t.Fatalf("%s %d: the next run: exit %d\n%s", syscallName, k, o.code, o.stderr)
-				}
-				holds(t, ring.few, dir)
-				if left := litter(t, ring.few, dir); len(left) > 0 {
-					t.Fatalf("%s %d: left: %v", syscallName, k, left)
-				}
-				for name, was := range before {
-					kept := originals(t, dir, name)
-					if len(kept) != 1 || identify(t, kept[0]) != was {
-						t.Fatalf("%s %d: %s: kept %v, want the very file that was there alone", syscallName, k, name, kept)
-					}
-				}
-				if !killed {
-					if k == 1 {
-						t.Fatalf("no run came to a %s", syscallName)
-					}
-					t.Logf("killed at each of %d calls", (k-1)/step)
-					return
-				}
-			}
-		})
-	}
-}
-
 // Guarantee 3: what a run that was killed has left is cleared by the next, whatever it is, and what cannot be cleared is
 // neither in the way nor published.
 func TestLeftoversOfAKilledRun(t *testing.T) {

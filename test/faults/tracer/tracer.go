@@ -117,6 +117,7 @@ type tracer struct {
 	early  map[int]bool  // threads that stopped before their parent's stop told of them
 	names  map[string]int
 	events int
+	over   bool // the program has ended
 }
 
 // task is one thread.
@@ -235,10 +236,12 @@ func (t *tracer) loop() error {
 		case err != nil:
 			return err
 		case !ws.Stopped():
+			delete(t.tasks, tid)
+			delete(t.early, tid)
 			if tid == t.main {
 				t.trace.Status = syscall.WaitStatus(ws)
+				t.end()
 			}
-			delete(t.tasks, tid)
 			continue
 		}
 		// One that is killed while it stands still is gone, and its end is told by the next wait.
@@ -249,9 +252,23 @@ func (t *tracer) loop() error {
 	}
 }
 
+// end ends what the program has started and left: a process that it was just making stands still, and would for ever.
+func (t *tracer) end() {
+	t.over = true
+	for tid := range t.tasks {
+		unix.Kill(tid, unix.SIGKILL)
+	}
+	for tid := range t.early {
+		unix.Kill(tid, unix.SIGKILL)
+	}
+}
+
 func (t *tracer) stopped(tid int, ws unix.WaitStatus) error {
 	k := t.tasks[tid]
-	if k == nil {
+	switch {
+	case t.over:
+		return unix.Kill(tid, unix.SIGKILL)
+	case k == nil:
 		t.early[tid] = true
 		return nil
 	}
@@ -274,6 +291,9 @@ func (t *tracer) event(k *task, cause int) error {
 		return t.entered(k)
 	case unix.PTRACE_EVENT_EXEC:
 		k.foreign = k.pid != t.main
+		if k.ending != nil {
+			return unix.PtraceSyscall(k.tid, 0) // on to the end of the call
+		}
 	case unix.PTRACE_EVENT_CLONE, unix.PTRACE_EVENT_FORK, unix.PTRACE_EVENT_VFORK:
 		msg, err := unix.PtraceGetEventMsg(k.tid)
 		if err != nil {

@@ -1,0 +1,114 @@
+//go:build faults
+
+package faults
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/chandler-cni/chandler/test/faults/tracer"
+)
+
+// Guarantees 1 to 3, in the order of the system calls: each file is written, made executable, synced, closed, run and marked
+// before it gets its name; and the directory is synced before anything is said.
+func TestOrder(t *testing.T) {
+	for _, s := range scenes() {
+		if s.bundle != ring.bundle || s.back || s.noFlags || len(s.foreign) == 0 && s.name != "fresh" || s.healed == nil {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			d := newTestDesk(t, ring.chandler)
+			if err := s.prepare(d); err != nil {
+				t.Fatal(err)
+			}
+			problems, err := s.order(d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(problems) > 0 {
+				t.Errorf("%s", list(problems))
+			}
+		})
+	}
+}
+
+// order runs the scene's staging, watches each call, and judges their order.
+func (s *scene) order(d *desk) ([]problem, error) {
+	if err := s.tree.make(d.dir); err != nil {
+		return nil, err
+	}
+	o, err := d.run(func(*tracer.Call) (tracer.Action, unix.Errno) { return tracer.Watch, 0 }, s.args(d)...)
+	if err != nil {
+		return nil, err
+	}
+	var problems []problem
+	for _, name := range ring.names {
+		if p := orderOf(o.calls, d, name, s.bundle); p != "" {
+			problems = append(problems, problem{"order", name + ": " + p})
+		}
+	}
+	return problems, nil
+}
+
+// orderOf says what is wrong with the order of the calls for one name; empty if nothing is.
+func orderOf(calls []tracer.Call, d *desk, name, bundle string) string {
+	// Of each step its first call, or the last where the last counts. A call is of the file that is being written if it is in a
+	// run's folder.
+	var write, chmod, sync, closed, probe, marked, marks, first, placed, synced, said *tracer.Call
+	folder := filepath.Join(d.dir, ".chandler")
+	for i := range calls {
+		c := &calls[i]
+		if c.Result < 0 {
+			continue
+		}
+		written := strings.HasPrefix(c.Path, folder+"/tmp/") && filepath.Base(c.Path) == name
+		switch {
+		case c.Name == "write" && written:
+			write = c
+		case (c.Name == "fchmod" || c.Name == "fchmodat" || c.Name == "chmod") && (written || c.Path == filepath.Join(d.dir, name)):
+			chmod = c
+		case c.Name == "fsync" && written:
+			sync = c
+		case c.Name == "close" && written && c.Wrote:
+			closed = c
+		case c.Name == "execve" && c.To == name && probe == nil:
+			probe = c
+		case c.Name == "openat" && c.Path == markOf(d.dir, bundle, name):
+			marked = c
+		case c.Name == "fsync" && c.Path == folder+"/staged" && marks == nil:
+			marks = c
+		case strings.HasPrefix(c.Name, "rename"), strings.HasPrefix(c.Name, "link"):
+			if written && first == nil {
+				first = c
+			}
+			if c.To == filepath.Join(d.dir, name) {
+				placed = c
+			}
+		case c.Name == "fsync" && c.Path == d.dir:
+			synced = c
+		case c.Name == "openat" && c.Path == d.log, c.Name == "write" && c.Path == d.stdout:
+			if said == nil {
+				said = c
+			}
+		}
+	}
+	steps := []struct {
+		what string
+		call *tracer.Call
+	}{{"write", write}, {"chmod", chmod}, {"sync", sync}, {"close", closed}, {"run", probe}, {"mark", marked}, {"sync of the marks", marks},
+		{"first rename", first}, {"rename into place", placed}, {"sync of the directory", synced}, {"report", said}}
+	for i, step := range steps {
+		if step.call == nil {
+			return "no " + step.what
+		}
+		// The two renames are one where nothing stood.
+		if i > 0 && steps[i-1].call != step.call && steps[i-1].call.End > step.call.Begin {
+			return fmt.Sprintf("the %s (%s) did not wait for the %s (%s)", step.what, step.call, steps[i-1].what, steps[i-1].call)
+		}
+	}
+	return ""
+}
