@@ -113,6 +113,8 @@ type device struct {
 	log   []entry          // nil while nothing is logged
 	slow  Slow
 	dirty int64 // bytes since the last flush
+	dies  int   // flushes until the disk dies; 0 if it does not
+	dead  bool
 
 	busy sync.Mutex // held while the slow disk does something
 }
@@ -164,8 +166,7 @@ func (d *device) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Read
 }
 
 func (d *device) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
-	d.store(in.NodeId, pieces(append([]byte(nil), data...), int64(in.Offset)), int64(len(data)))
-	return uint32(len(data)), fuse.OK
+	return uint32(len(data)), d.store(in.NodeId, pieces(append([]byte(nil), data...), int64(in.Offset)), int64(len(data)))
 }
 
 // Fallocate is what the loop device makes of a discard and of zeros to be written.
@@ -179,26 +180,29 @@ func (d *device) Fallocate(_ <-chan struct{}, in *fuse.FallocateIn) fuse.Status 
 			zeros[i].data = nil
 		}
 	}
-	d.store(in.NodeId, zeros, 0)
-	return fuse.OK
+	return d.store(in.NodeId, zeros, 0)
 }
 
-func (d *device) store(node uint64, what []piece, bytes int64) {
+func (d *device) store(node uint64, what []piece, bytes int64) fuse.Status {
 	if node == diskNode {
 		d.take(func(s Slow) time.Duration { return s.Write })
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if node == diskNode && d.dead {
+		return fuse.EIO
+	}
 	for _, p := range what {
 		d.disks[node].apply(p)
 	}
 	if node != diskNode {
-		return
+		return fuse.OK
 	}
 	d.dirty += bytes
 	if d.log != nil {
 		d.log = append(d.log, entry{Step{Pieces: len(what)}, what})
 	}
+	return fuse.OK
 }
 
 func (d *device) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
@@ -209,6 +213,13 @@ func (d *device) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.dirty = 0
+	if d.dies > 0 {
+		d.dies--
+		d.dead = d.dies == 0
+	}
+	if d.dead {
+		return fuse.EIO
+	}
 	if d.log != nil {
 		d.log = append(d.log, entry{Step: Step{Flush: true}})
 	}
@@ -281,6 +292,14 @@ func (c Control) Slow(slow Slow, _ *bool) error {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
 	c.d.slow = slow
+	return nil
+}
+
+// Die makes the n-th flush from now on, and every write and flush after it, fail.
+func (c Control) Die(n int, _ *bool) error {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.d.dies = n
 	return nil
 }
 

@@ -68,7 +68,7 @@ func preflight() (missing []string) {
 	if os.Geteuid() != 0 {
 		missing = append(missing, fmt.Sprintf("root: this process is uid %d", os.Geteuid()))
 	}
-	for _, tool := range []string{"mkfs.btrfs", "mkfs.ext4", "mkfs.xfs", "prlimit", "setpriv", "strace"} {
+	for _, tool := range []string{"busybox", "mkfs.btrfs", "mkfs.ext4", "mkfs.xfs", "mount", "strace", "unshare"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			missing = append(missing, "the tool "+tool)
 		}

@@ -40,7 +40,6 @@ type outcome struct {
 	signal         syscall.Signal
 	stdout, stderr string
 	report         report
-	peak           int64 // bytes of memory
 }
 
 type report struct {
@@ -99,8 +98,7 @@ func (p *process) wait() outcome {
 	if err != nil && !errors.As(err, &exit) {
 		p.t.Fatal(err)
 	}
-	o := outcome{code: p.cmd.ProcessState.ExitCode(), stdout: p.stdout.String(), stderr: p.stderr.String(),
-		peak: p.cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10}
+	o := outcome{code: p.cmd.ProcessState.ExitCode(), stdout: p.stdout.String(), stderr: p.stderr.String()}
 	if ws := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
 		o.signal = ws.Signal()
 		return o
