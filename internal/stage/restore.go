@@ -366,34 +366,34 @@ func (r *restore) takeBack(t *takeback) error {
 	if err := given(publish(t.slot, t.slot, t.original.file, on)); err != nil {
 		return err
 	}
-	err = r.exchange(t, on, e)
+	err = r.exchange(t, on)
 	var stuck *stuckError
 	if errors.As(err, &stuck) {
 		return err // and the next run settles it
 	}
-	r.leftover(t, on, r.store.settleBack(context.WithoutCancel(r.ctx), t.slot, t.name, on))
+	r.leftover(t, path.Join(originalsName, t.name), on, r.store.settleBack(context.WithoutCancel(r.ctx), t.slot, t.name, on))
 	return err
 }
 
 // leftover says that a file in the folder could not be settled.
-func (r *restore) leftover(t *takeback, file string, err error) {
+func (r *restore) leftover(t *takeback, folder, file string, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.stays = true
-		r.warn("%s/%s stays: %s", t.name, file, errnoText(err))
+		r.warn("%s stays: %s", path.Join(storeName, folder, file), errnoText(err))
 	}
 }
 
 // leave says that somebody was quicker.
 func (t *takeback) leave() error {
-	t.action, t.cause, t.sha256, t.changed = Left, errRaced, "", false
+	t.action, t.cause, t.sha256, t.changed = Left, raced, "", false
 	return nil
 }
 
-const errRaced = "is not what staging put there: changed while this ran"
+const raced = "is not what staging put there: changed while this ran"
 
 // exchange swaps the original, which lies in the slot as on, with what stands under the name. If that turns out not to be what
 // was looked at, it is swapped back.
-func (r *restore) exchange(t *takeback, on string, original hostdir.Entry) error {
+func (r *restore) exchange(t *takeback, on string) error {
 	for range attempts {
 		err := exchange(r.dir, t.slot, on, t.name)
 		switch {
@@ -443,7 +443,7 @@ func (r *restore) replace(t *takeback, on string) error {
 		return errors.Join(err, t.slot.Remove(old)) // another name of what stands there
 	}
 	_, err = r.store.settle(context.WithoutCancel(r.ctx), t.slot, t.name, old, keepSure)
-	r.leftover(t, old, err)
+	r.leftover(t, path.Join(originalsName, t.name), old, err)
 	return nil
 }
 
@@ -461,7 +461,7 @@ func (r *restore) remove(t *takeback) error {
 	case err == nil && !gone:
 		return t.leave()
 	case gone: // from its name, whatever becomes of it
-		r.leftover(t, path.Join(stagedName, mark(t.name, absentMark)), err)
+		r.leftover(t, stagedName, mark(t.name, absentMark), err)
 		return nil
 	}
 	return err
