@@ -96,8 +96,10 @@ fuzz: ## run every fuzz target for FUZZTIME (10s)
 	@test/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: build bundle bundle-separate ## run chandler and the loops it replaces in turn, and print the medians
-	@go run ./test/bench -chandler $(OUT)/chandler -separate $(OUT)/bundle-separate -multicall $(OUT)/bundle -dir $(OUT)
+bench: build bundle bundle-separate ## run chandler and the loops it replaces in turn, and write docs/benchmarks.md
+	@go run ./test/bench -chandler $(OUT)/chandler -chandlerctl $(OUT)/chandlerctl -separate $(OUT)/bundle-separate -multicall $(OUT)/bundle \
+		-dir $(OUT) -page docs/benchmarks.md
+	@cat docs/benchmarks.md
 
 .PHONY: reproducible
 reproducible: build ## build the bundle twice with separate caches, for each architecture, and compare

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -50,19 +51,23 @@ func hints(task stage.Task, r *stage.Report, o stage.Options) []string {
 		case errors.As(p.Err, &probe):
 			add("the file was checked and would not have worked on this node; --no-probe stages it all the same")
 		case errors.Is(p.Err, fs.ErrNotExist):
-			add("somebody removed what staging was working with; stage again")
+			add("somebody removed what chandler was working with; run it again")
 		case errors.Is(p.Err, syscall.EXDEV), errors.Is(p.Err, syscall.EBUSY):
 			add("something is mounted on %s, or on .chandler in it; staging needs both on the bin dir's own file system", p.Name)
 		case errors.Is(p.Err, syscall.EROFS):
 			add("%s is read-only here; in a pod, the volume mount must not be readOnly", r.BinDir)
 		case errors.Is(p.Err, syscall.EPERM) && immutable(o.BinDir, p.Name):
 			add("%s is immutable; chattr -i lets it be replaced", p.Name)
+		case errors.Is(p.Err, syscall.EPERM) && p.Original != "" && immutable(filepath.Split(filepath.Join(o.BinDir, p.Original))):
+			add("%s is immutable; chattr -i lets it be put back", filepath.Join(r.BinDir, p.Original))
 		case errors.Is(p.Err, syscall.EPERM) && immutable(o.BinDir, "."):
 			add("%s is immutable; chattr -i lets it be written to", r.BinDir)
 		case errors.Is(p.Err, syscall.EACCES):
 			if h := permissionHint(r.BinDir, o.BinDir); h != "" {
 				add("%s", h)
 			}
+		case (errors.Is(p.Err, syscall.ENOSPC) || errors.Is(p.Err, syscall.EDQUOT)) && task == stage.Restoring:
+			add("the disk has no room for a name; 'chandler originals --purge --only NAME' makes some, where that need not come back")
 		case errors.Is(p.Err, syscall.ENOSPC), errors.Is(p.Err, syscall.EDQUOT):
 			add("staging needs room for every plugin that it writes beside the old one")
 		}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -71,8 +70,10 @@ func hasReport(root *cobra.Command, args []string) bool {
 
 // taskOf says which of the two a command line is for, by hand: it may be one that cannot be parsed.
 func taskOf(args []string) stage.Task {
-	if slices.Contains(args, string(stage.Restoring)) && !slices.Contains(args, string(stage.Staging)) {
-		return stage.Restoring
+	for _, arg := range args {
+		if task := stage.Task(arg); task == stage.Staging || task == stage.Restoring {
+			return task
+		}
 	}
 	return stage.Staging
 }

@@ -28,14 +28,17 @@ func newOriginals(streams cli.Streams) *cobra.Command {
 		Long: `List the files that staging replaced and has kept: since when, how large, and whose build they are as far as they say. The
 newest of a name, with the highest number, is what 'chandler restore' puts back.
 
---purge drops them for good: scanners flag old programs, and disks are small. What is staged stays, and can then not be taken
-back: 'chandler restore' will leave it and say so.
+--purge drops them for good: scanners flag old programs, and disks are small. What is staged stays. Where it stands in the place of a
+file that was dropped, 'chandler restore' can then not take it back, and fails for that plugin.
 
 ` + exitTable,
 		Example: `  chandler originals --bin-dir /opt/cni/bin
   chandler originals --bin-dir /opt/cni/bin --purge --only bridge`,
 		Args: cli.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkKept(cmd, f.options); err != nil {
+				return err
+			}
 			return runOriginals(cmd.Context(), streams, f)
 		},
 	}
@@ -53,9 +56,6 @@ type originalsList struct {
 }
 
 func runOriginals(ctx context.Context, streams cli.Streams, f originalsFlags) error {
-	if err := checkKept(f.options); err != nil {
-		return err
-	}
 	list := originalsList{BinDir: f.options.ShownAs, Purged: f.purge}
 	if list.BinDir == "" {
 		list.BinDir = f.options.BinDir

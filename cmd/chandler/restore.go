@@ -38,6 +38,9 @@ stdout holds the result; failures are on stderr and in the termination log, in t
   chandler restore --init --shown-as /opt/cni/bin      # in an init container, the host's directory at /host/opt/cni/bin`,
 		Args: cli.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkKept(cmd, f.options); err != nil {
+				return err
+			}
 			f.options.RequireMount, _ = cmd.Flags().GetBool(initFlag)
 			return runRestore(cmd.Context(), streams, f)
 		},
@@ -59,7 +62,11 @@ func addKept(cmd *cobra.Command, o *stage.RestoreOptions, output *string) {
 	cli.Output(cmd, output)
 }
 
-func checkKept(o stage.RestoreOptions) error {
+// checkKept checks what addKept added. An empty list of names is most often a variable that was not set: it must not pass for all.
+func checkKept(cmd *cobra.Command, o stage.RestoreOptions) error {
+	if cmd.Flags().Changed("only") && len(o.Only) == 0 {
+		return cli.UsageError("--only: want the names of plugins")
+	}
 	if o.BinDir == "" {
 		return cli.UsageError("--bin-dir: want a directory")
 	}
@@ -68,7 +75,7 @@ func checkKept(o stage.RestoreOptions) error {
 	}
 	for _, name := range o.Only {
 		if err := plugin.CheckName(name); err != nil {
-			return cli.UsageError("--only %s: %s", name, err)
+			return cli.UsageError("--only %q: %s", name, err)
 		}
 	}
 	return nil
@@ -78,9 +85,6 @@ func checkKept(o stage.RestoreOptions) error {
 var restoreRun = stage.Restore
 
 func runRestore(ctx context.Context, streams cli.Streams, f restoreFlags) error {
-	if err := checkKept(f.options); err != nil {
-		return err
-	}
 	report := restoreRun(ctx, f.options)
 	report.Hints = hints(stage.Restoring, report, stage.Options{BinDir: f.options.BinDir})
 	return finish(streams, report, f.options.DryRun, f.strict, f.termination, f.output)

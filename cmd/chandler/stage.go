@@ -85,7 +85,7 @@ stdout holds the result; failures are on stderr and in the termination log, in t
 		"how the names of one executable lie in the bin dir: separate (a file each), linked (hard links to one, for small disks where nobody else writes)",
 		string(stage.Separate), string(stage.Linked))
 	cli.Choice(cmd, (*string)(&f.options.Policy), "policy", string(stage.Replace), "what may be replaced: replace, newer, missing or never", policies...)
-	flags.StringToStringVar(&f.policyFor, "policy-for", nil, "the policy of single plugins: NAME=POLICY,...; may be repeated")
+	flags.StringToStringVar(&f.policyFor, "policy-for", nil, "the policy of single plugins: NAME=POLICY,...; may be repeated, and the last of a name counts")
 	cli.Choice(cmd, (*string)(&f.options.Unknown), "unknown", string(stage.ReplaceUnknown),
 		"what --policy newer makes of a version that cannot be known: replace or keep", string(stage.ReplaceUnknown), string(stage.KeepUnknown))
 	flags.DurationVar(&f.options.LockWait, "lock-wait", lockWait, "how long to wait for another staging of the same bin dir")
@@ -140,10 +140,10 @@ func parsePolicies(given map[string]string) (map[string]stage.Policy, error) {
 	policyFor := make(map[string]stage.Policy)
 	for name, policy := range given {
 		if err := plugin.CheckName(name); err != nil {
-			return nil, cli.UsageError("--policy-for %s=%s: %s", name, policy, err)
+			return nil, cli.UsageError("--policy-for %q: %s", name+"="+policy, err)
 		}
 		if !slices.Contains(policies, policy) {
-			return nil, cli.UsageError("--policy-for %s=%s: want %s", name, policy, strings.Join(policies, ", "))
+			return nil, cli.UsageError("--policy-for %q: want %s", name+"="+policy, strings.Join(policies, ", "))
 		}
 		policyFor[name] = stage.Policy(policy)
 	}

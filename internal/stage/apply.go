@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -28,6 +29,7 @@ var (
 	syncDir    = (*hostdir.Dir).Sync
 	publish    = (*hostdir.Dir).Publish
 	exchange   = (*hostdir.Dir).Exchange
+	replace    = (*hostdir.Dir).Replace
 )
 
 // apply carries out the plan. An error is the bundle's or the context's, and means that nothing was published.
@@ -369,7 +371,23 @@ func (r *run) publish() (any bool) {
 		}
 		r.store.unmark(marksOf(made, p.Plugin.Name))
 	}
+	if r.unlocked && any {
+		r.remark()
+	}
 	return any
+}
+
+// remark makes sure that what was published without the lock is known for ours.
+func (r *run) remark() {
+	var marks []string
+	for _, p := range r.work {
+		if p.published {
+			marks = append(marks, mark(p.Plugin.Name, p.Plugin.SHA256))
+		}
+	}
+	if err := r.store.remark(marks...); err != nil {
+		r.warn("what was published may pass for somebody else's: %s", errnoText(err))
+	}
 }
 
 // settle makes durable what is in place, and records what this run put there. The directory is synced also when nothing was
@@ -400,7 +418,7 @@ func (r *run) settle() {
 func marksOf(made []string, name string) []string {
 	var of []string
 	for _, m := range made {
-		if len(m) > len(name) && m[:len(name)+1] == mark(name, "") {
+		if strings.HasPrefix(m, mark(name, "")) {
 			of = append(of, m)
 		}
 	}
@@ -559,7 +577,7 @@ func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
 		err = p.takes(e)
 	}
 	if err == nil {
-		err = r.dir.Replace(slot, swap, name)
+		err = replace(r.dir, slot, swap, name)
 	}
 	if err != nil {
 		return errors.Join(err, slot.Remove(old))
@@ -613,13 +631,13 @@ func (r *run) record(done []*piece) {
 			SHA256: p.Plugin.SHA256, Version: r.b.Manifest.Version, Bundle: r.b.Digest, Staged: now, Before: p.Found.State,
 		}
 		if p.displaced != "" {
-			e.Contended = &Contention{1, p.displaced}
+			e.Contended = &Contention{SHA256: p.displaced} // counted where it is known what was before
 		}
 		entries[p.Plugin.Name] = e
 	}
 	var unchanged []string
 	for _, p := range r.work {
-		if p.Action == Unchanged {
+		if p.Action == Unchanged || p.Action == Kept {
 			unchanged = append(unchanged, p.Plugin.Name)
 		}
 	}

@@ -28,7 +28,7 @@ type ledgerEntry struct {
 	Staged  time.Time `json:"staged"`
 	Before  State     `json:"before"` // what stood there when staging first came
 
-	// Contended counts the runs in a row that had to replace another program's file.
+	// Contended counts the runs in a row that had to replace another program's file where staging had put its own before.
 	Contended *Contention `json:"contended,omitempty"`
 }
 
@@ -79,8 +79,8 @@ func (s *store) readLedger() (*ledger, error) {
 	return l, err
 }
 
-// record adds to the ledger what this run published, and returns what it then says of it. The names that it found unchanged
-// are contended no more: that alone is worth writing only where they had come close to it. A ledger that cannot be read is
+// record adds to the ledger what this run published, and returns what it then says of it. The names that it found unchanged, or
+// kept, are contended no more. A ledger that cannot be read is
 // begun anew; one that a later chandler wrote is left as it is.
 func (s *store) record(entries map[string]ledgerEntry, unchanged []string) (map[string]ledgerEntry, error) {
 	if s.dir == nil {
@@ -98,7 +98,7 @@ func (s *store) record(entries map[string]ledgerEntry, unchanged []string) (map[
 	}
 	write := len(entries) > 0
 	for _, name := range unchanged {
-		if e := l.Plugins[name]; e.Contended != nil && e.Contended.Runs >= contendedRuns-1 {
+		if e := l.Plugins[name]; e.Contended != nil {
 			e.Contended = nil
 			l.Plugins[name], write = e, true
 		}
@@ -108,11 +108,17 @@ func (s *store) record(entries map[string]ledgerEntry, unchanged []string) (map[
 	}
 	recorded := make(map[string]ledgerEntry)
 	for name, e := range entries {
-		if before, ok := l.Plugins[name]; ok {
+		before, ok := l.Plugins[name]
+		if ok {
 			e.Before = before.Before
-			if e.Contended != nil && before.Contended != nil {
-				e.Contended = &Contention{before.Contended.Runs + 1, e.Contended.SHA256}
-			}
+		}
+		switch {
+		case e.Contended != nil && before.Contended != nil:
+			e.Contended = &Contention{before.Contended.Runs + 1, e.Contended.SHA256}
+		case e.Contended != nil && ok:
+			e.Contended = &Contention{1, e.Contended.SHA256}
+		default:
+			e.Contended = nil // what stood there when staging first came is not in anybody's way
 		}
 		l.Plugins[name], recorded[name] = e, e
 	}

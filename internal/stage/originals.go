@@ -56,21 +56,22 @@ func Purge(ctx context.Context, o RestoreOptions) (dropped []Original, warnings 
 		if err := s.unmarkAbsent(name); err != nil {
 			return err
 		}
+		var errs []error
 		for _, k := range kept {
 			about, err := k.describe(slot, name)
 			if err == nil {
 				err = slot.Remove(k.file)
 			}
-			if err != nil {
-				return err
+			if err == nil {
+				dropped = append(dropped, about)
 			}
-			dropped = append(dropped, about)
+			errs = append(errs, err)
 		}
-		if err := syncDir(slot); err != nil {
+		if err := errors.Join(append(errs, syncDir(slot), ctx.Err())...); err != nil {
 			return err
 		}
 		s.originals.RemoveDir(name) // what is in it and no original stays
-		return ctx.Err()
+		return nil
 	})
 	return dropped, r.report.Warnings, err
 }
@@ -111,17 +112,19 @@ func withOriginals(ctx context.Context, o RestoreOptions, warn func(string, ...a
 	if names, err = chosen(names, o.Only); err != nil {
 		return err
 	}
+	// One name's failure stops no other's.
+	var first error
 	for _, name := range names {
 		t := &takeback{name: name}
-		kept, err := t.openSlot(s)
+		kept, err := t.openSlot(ctx, s)
 		if err == nil {
 			err = do(s, t.slot, name, kept)
 		}
-		if err != nil {
-			return fail(err)
+		if first == nil {
+			first = err
 		}
 	}
-	return nil
+	return fail(first)
 }
 
 func (k original) describe(slot *hostdir.Dir, name string) (Original, error) {
@@ -137,6 +140,7 @@ func (k original) describe(slot *hostdir.Dir, name string) (Original, error) {
 		about.Target, err = slot.Readlink(k.file)
 		return about, err
 	}
-	about.Build = describeFile(slot, k.file).Build()
+	d, _ := describeFile(slot, k.file) // for telling only
+	about.Build = d.Build()
 	return about, nil
 }

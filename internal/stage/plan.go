@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/chandler-cni/chandler/internal/bundle"
@@ -167,7 +168,9 @@ func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
 		if it.Found.State == Equal {
 			it.Action = Unchanged
 		} else if it.Found.State == Different && !it.sameBytes {
-			it.description = describeFile(dir, name)
+			if it.description, err = describeFile(dir, name); err != nil {
+				it.Found = Found{State: Unreadable, Detail: errnoText(err)}
+			}
 			it.Found.Version, it.Found.Build = it.description.Version, it.description.Build()
 		}
 	case hostdir.Symlink:
@@ -177,6 +180,11 @@ func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
 			return nil
 		}
 		it.Found, it.Action = Found{State: Symlink, Target: target, Visible: dir.TargetVisible(name)}, Replaced
+		// A link to a file beside it leads nowhere else, wherever the directory is mounted.
+		if !strings.ContainsRune(target, '/') {
+			it.description, _ = describeFile(dir, target)
+			it.Found.Version = it.description.Version
+		}
 	case hostdir.Folder:
 		it.Found, it.Action, it.Err = Found{State: Directory}, Failed, &LeftError{e.Kind}
 	default:

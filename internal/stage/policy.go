@@ -174,21 +174,23 @@ func (r *run) bundleVersion(p bundle.Plugin) (version, module string, err error)
 	return d.Version, d.Module, nil
 }
 
-// describeFile says what a regular file in a bin dir says of itself. What cannot be read, or is no plugin, says nothing.
-func describeFile(dir *hostdir.Dir, name string) plugin.Description {
+// describeFile says what a regular file in a bin dir says of itself; what is no plugin says nothing. Errors are those of
+// opening and reading it.
+func describeFile(dir *hostdir.Dir, name string) (plugin.Description, error) {
 	f, e, err := dir.OpenFile(name)
 	if err != nil {
-		return plugin.Description{}
+		return plugin.Description{}, err
 	}
 	defer f.Close()
 	if e.Size > plugin.MaxSize {
-		return plugin.Description{}
+		return plugin.Description{}, nil
 	}
 	d, err := plugin.Describe(f, e.Size)
-	if err != nil {
-		return plugin.Description{}
+	var format *plugin.FormatError
+	if errors.Is(err, plugin.ErrNotExecutable) || errors.As(err, &format) {
+		err = nil
 	}
-	return d
+	return d, err
 }
 
 // checkPolicies says which of the names that have a policy of their own the bundle does not know.

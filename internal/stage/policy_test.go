@@ -65,6 +65,11 @@ func TestPolicies(t *testing.T) {
 			"kept policy missing, different (100 bytes, not SIZE)"},
 		"link": {kind(hostdir.Symlink), "replaced", "replaced", "kept unknown version, symlink to /nowhere/busybox (not visible from here)",
 			"kept policy missing, symlink to /nowhere/busybox (not visible from here)"},
+		"link to a newer one beside it": {func(t *testing.T, path string) {
+			write(t, path+"-own", string(builtAs("bridge", "v1.10.0", is)), 0o755)
+			must(t, os.Symlink(filepath.Base(path)+"-own", path))
+		}, "replaced", "kept v1.10.0 is newer than the bundle's v1.9.1", "kept v1.10.0 is newer than the bundle's v1.9.1",
+			"kept policy missing, symlink to bridge-own"},
 		"directory": {kind(hostdir.Folder), "failed is a directory, left as it is", "failed is a directory, left as it is",
 			"failed is a directory, left as it is", "kept policy missing, directory"},
 		"fifo": {kind(hostdir.Fifo), "failed is a fifo, left as it is", "failed is a fifo, left as it is",
@@ -255,6 +260,8 @@ func TestContendedNames(t *testing.T) {
 		}
 		return stage(t, b, Options{BinDir: bin})
 	}
+	// What stood there when staging first came is in nobody's way.
+	wantWarnings(t, round("the first"))
 	for range 2 {
 		for i := 1; i <= 4; i++ {
 			r := round("theirs")
@@ -269,6 +276,18 @@ func TestContendedNames(t *testing.T) {
 		same := unchanged(t, bin, true)
 		wantWarnings(t, round(""))
 		same()
+	}
+	// One quiet run in between, and it begins anew; so does one in which the policy keeps it.
+	for _, o := range []Options{{BinDir: bin}, {BinDir: bin, Policy: Missing}} {
+		round("theirs")
+		round("theirs")
+		if o.Policy == Missing {
+			os.Remove(filepath.Join(bin, "bridge"))
+			write(t, filepath.Join(bin, "bridge"), "theirs", 0o755)
+		}
+		stage(t, b, o)
+		wantWarnings(t, round("theirs"))
+		round("")
 	}
 	// Our own earlier files are nobody's.
 	for _, version := range []string{"v2", "v3", "v4", "v5"} {

@@ -13,7 +13,10 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/chandler-cni/chandler/internal/hostdir"
+	"github.com/chandler-cni/chandler/internal/plugin"
 )
 
 // RestoreOptions say how to restore. The zero value of each is the safe one.
@@ -68,11 +71,11 @@ func Restore(ctx context.Context, o RestoreOptions) *Report {
 type UnknownNamesError struct{ Unknown, Known []string }
 
 func (e *UnknownNamesError) Error() string {
-	known := "nothing is"
+	known := "nor anything else"
 	if len(e.Known) > 0 {
-		known = "known are " + strings.Join(e.Known, ", ")
+		known = "but " + strings.Join(e.Known, ", ")
 	}
-	return fmt.Sprintf("nothing was staged here under the name %s; %s", strings.Join(e.Unknown, ", "), known)
+	return fmt.Sprintf("nothing is staged or kept here under the name %s, %s", strings.Join(e.Unknown, ", "), known)
 }
 
 // ErrBusy says that another process holds the bin dir's lock.
@@ -101,7 +104,8 @@ type takeback struct {
 	slot     *hostdir.Dir  // nil if there is none
 	original original      // the newest, if there is one
 	older    int           // how many more there are
-	sha256   string        // of what was put back
+	inode    uint64        // of what was put back
+	sha256   string        // the same
 	changed  bool
 	stays    bool // a file of ours, in the folder, that the next run has to know for ours
 }
@@ -123,7 +127,7 @@ func (t *takeback) failure() string {
 	var stuck *stuckError
 	switch {
 	case errors.As(t.err, &undurable):
-		return undurable.Error()
+		return errnoText(undurable.err) + "; it is done and may not outlast a power cut"
 	case errors.As(t.err, &stuck):
 		return stuck.Error()
 	case errors.Is(t.err, ErrNotKept):
@@ -170,14 +174,12 @@ func (r *restore) do() error {
 		r.work = append(r.work, t)
 	}
 	if r.o.DryRun {
+		r.say()
 		return nil
 	}
-	// What is put back takes one of our files away; what is removed may need a folder first. So it does on a full disk, too.
-	for _, action := range []Action{PutBack, Removed} {
-		for _, t := range r.work {
-			if t.err == nil && t.action == action {
-				t.err = r.takeBack(t)
-			}
+	for _, t := range r.work {
+		if t.err == nil && t.action != Left {
+			t.err = r.takeBack(t)
 		}
 	}
 	if len(r.work) > 0 || r.store.dir != nil { // an empty folder may be all that an interrupted run has left
@@ -227,7 +229,7 @@ func (t *takeback) look(ctx context.Context, s *store) error {
 	if ctx.Err() != nil {
 		return errInterrupted
 	}
-	kept, err := t.openSlot(s)
+	kept, err := t.openSlot(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -241,11 +243,7 @@ func (t *takeback) look(ctx context.Context, s *store) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		t.found = Found{State: Absent}
-		t.action, t.cause = Left, "is gone already, and nothing is kept to put back"
-		if len(kept) > 0 {
-			t.action, t.cause = PutBack, ""
-		}
-		return nil
+		return t.lookAtNothing(s, kept)
 	case ctx.Err() != nil:
 		return errInterrupted
 	case err != nil:
@@ -253,9 +251,7 @@ func (t *takeback) look(ctx context.Context, s *store) error {
 	case t.digest == "":
 		t.found = describeFound(s.bin, t.name, t.entry)
 		t.action, t.cause, t.sha256 = Left, "is not what staging put there: "+t.found.String(), ""
-		if n := len(kept); n > 0 {
-			t.older, t.cause = n, t.cause+"; what staging replaced stays in "+path.Join(storeName, originalsName, t.name)
-		}
+		t.older = len(kept)
 		return nil
 	}
 	t.found = Found{State: AsStaged}
@@ -274,7 +270,29 @@ func (t *takeback) look(ctx context.Context, s *store) error {
 	return nil
 }
 
-func (t *takeback) openSlot(s *store) ([]original, error) {
+// lookAtNothing decides about a name under which nothing stands. Where staging put something, its original comes back; where
+// restoring was here already, whoever has removed what it put back meant it.
+func (t *takeback) lookAtNothing(s *store, kept []original) error {
+	marked, err := s.marked(t.name)
+	if err != nil {
+		return err
+	}
+	absent, err := s.markedAbsent(t.name)
+	switch {
+	case err != nil:
+		return err
+	case marked && len(kept) > 0:
+		t.action = PutBack
+	case absent:
+		t.action = Removed // by somebody else
+	default:
+		t.older, t.sha256 = len(kept), ""
+		t.action, t.cause = Left, "is gone already"
+	}
+	return nil
+}
+
+func (t *takeback) openSlot(ctx context.Context, s *store) ([]original, error) {
 	if s.originals == nil {
 		return nil, nil
 	}
@@ -286,8 +304,7 @@ func (t *takeback) openSlot(s *store) ([]original, error) {
 		return nil, err
 	}
 	s.slots[t.name], t.slot = slot, slot
-	files, err := slot.Names()
-	return parseOriginals(files), err
+	return s.keptIn(ctx, slot, t.name)
 }
 
 // describeFound says what stands under a name that is not ours.
@@ -297,7 +314,7 @@ func describeFound(dir *hostdir.Dir, name string, e hostdir.Entry) Found {
 		f := Found{State: Different, Detail: metadataDiffers(e)}
 		if f.Detail == "" {
 			f.Detail = "other bytes"
-			d := describeFile(dir, name)
+			d, _ := describeFile(dir, name) // for telling only
 			f.Version, f.Build = d.Version, d.Build()
 		}
 		return f
@@ -316,6 +333,9 @@ func (r *restore) takeBack(t *takeback) error {
 		return errInterrupted
 	}
 	if t.action == Removed {
+		if t.found.State == Absent {
+			return nil
+		}
 		return r.remove(t)
 	}
 	e, err := t.slot.Stat(t.original.file)
@@ -325,6 +345,7 @@ func (r *restore) takeBack(t *takeback) error {
 	if err != nil {
 		return err
 	}
+	t.inode = e.Ino
 	digest, err := digestOf(r.ctx, t.slot, t.original.file, e)
 	if err != nil {
 		return err
@@ -345,34 +366,34 @@ func (r *restore) takeBack(t *takeback) error {
 	if err := given(publish(t.slot, t.slot, t.original.file, on)); err != nil {
 		return err
 	}
-	err = r.exchange(t, on, e)
+	err = r.exchange(t, on)
 	var stuck *stuckError
 	if errors.As(err, &stuck) {
 		return err // and the next run settles it
 	}
-	r.leftover(t, on, r.store.settleBack(context.WithoutCancel(r.ctx), t.slot, t.name, on))
+	r.leftover(t, path.Join(originalsName, t.name), on, r.store.settleBack(context.WithoutCancel(r.ctx), t.slot, t.name, on))
 	return err
 }
 
 // leftover says that a file in the folder could not be settled.
-func (r *restore) leftover(t *takeback, file string, err error) {
+func (r *restore) leftover(t *takeback, folder, file string, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.stays = true
-		r.warn("%s/%s stays: %s", t.name, file, errnoText(err))
+		r.warn("%s stays: %s", path.Join(storeName, folder, file), errnoText(err))
 	}
 }
 
 // leave says that somebody was quicker.
 func (t *takeback) leave() error {
-	t.action, t.cause, t.sha256, t.changed = Left, errRaced, "", false
+	t.action, t.cause, t.sha256, t.changed = Left, raced, "", false
 	return nil
 }
 
-const errRaced = "is not what staging put there: changed while this ran"
+const raced = "is not what staging put there: changed while this ran"
 
 // exchange swaps the original, which lies in the slot as on, with what stands under the name. If that turns out not to be what
 // was looked at, it is swapped back.
-func (r *restore) exchange(t *takeback, on string, original hostdir.Entry) error {
+func (r *restore) exchange(t *takeback, on string) error {
 	for range attempts {
 		err := exchange(r.dir, t.slot, on, t.name)
 		switch {
@@ -416,48 +437,34 @@ func (r *restore) replace(t *takeback, on string) error {
 	case err == nil && !e.Untouched(t.entry):
 		err = t.leave() // nil
 	case err == nil:
-		err = r.dir.Replace(t.slot, on, t.name)
+		err = replace(r.dir, t.slot, on, t.name)
 	}
 	if err != nil || t.action == Left {
 		return errors.Join(err, t.slot.Remove(old)) // another name of what stands there
 	}
 	_, err = r.store.settle(context.WithoutCancel(r.ctx), t.slot, t.name, old, keepSure)
-	r.leftover(t, old, err)
+	r.leftover(t, path.Join(originalsName, t.name), old, err)
 	return nil
 }
 
-// remove takes our file away from a name under which nothing stood.
+// remove takes our file away from a name under which nothing stood. On its way out it takes the place of the mark that says so:
+// that needs no room, also on a full disk.
 func (r *restore) remove(t *takeback) error {
-	slot, err := r.store.slot(t.name)
-	if err != nil {
-		return err
-	}
-	swap := swapName(t.digest, rand.Text())
-	if err := publish(slot, r.dir, t.name, swap); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
+	if err := replace(r.store.staged, r.dir, t.name, mark(t.name, absentMark)); err != nil {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) { // removed, or a directory by now
 			return t.leave()
 		}
 		return err
 	}
-	out, err := slot.Stat(swap)
-	if err != nil {
-		return &stuckError{t.name, swap, err}
+	gone, err := r.store.settleAway(context.WithoutCancel(r.ctx), t.name)
+	switch {
+	case err == nil && !gone:
+		return t.leave()
+	case gone: // from its name, whatever becomes of it
+		r.leftover(t, stagedName, mark(t.name, absentMark), err)
+		return nil
 	}
-	back := swap
-	if out.Untouched(t.entry) {
-		settled, err := r.store.settle(context.WithoutCancel(r.ctx), slot, t.name, swap, keepSure)
-		if err != nil {
-			return &stuckError{t.name, swap, err}
-		}
-		if settled.original == "" {
-			return nil
-		}
-		back = settled.original // written to in place since it was looked at
-	}
-	if err := given(publish(r.dir, slot, back, t.name)); err != nil {
-		return &stuckError{t.name, back, err}
-	}
-	return t.leave()
+	return err
 }
 
 // settle makes durable what was done, and only then forgets what staging knew of it.
@@ -476,10 +483,10 @@ func (r *restore) settle() {
 		}
 		return
 	}
-	var done []string
+	var done []*takeback
 	for _, t := range r.work {
 		if t.err == nil && !t.stays {
-			done = append(done, t.name)
+			done = append(done, t)
 		}
 	}
 	if err := r.store.dismiss(done); err != nil {
@@ -499,6 +506,11 @@ func (r *restore) say() {
 			r.warn("%s: put back, but it was written to after it was replaced", t.name)
 		}
 		wrote = wrote || t.err == nil && t.action == PutBack
+	}
+	if !r.o.DryRun && len(r.o.Only) == 0 && r.store.dir != nil && !gone(r.store.dir) {
+		if strange := r.store.strange(); len(strange) > 0 {
+			r.warn("what chandler did not put there stays: %s", strings.Join(strange, ", "))
+		}
 	}
 	if len(older) > 0 {
 		r.warn("originals of %s stay in %s; 'chandler originals' lists them", strings.Join(older, ", "), path.Join(storeName, originalsName))
@@ -538,7 +550,11 @@ func (s *store) settleBack(ctx context.Context, slot *hostdir.Dir, name, back st
 
 // dismiss forgets what is known of names, and takes away of the folder what then has nothing in it: all of it, if staging knows
 // of no name any more and nothing of anybody's is kept.
-func (s *store) dismiss(names []string) error {
+func (s *store) dismiss(done []*takeback) error {
+	var names []string
+	for _, t := range done {
+		names = append(names, t.name)
+	}
 	var errs []error
 	fail := func(err error) {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -552,14 +568,24 @@ func (s *store) dismiss(names []string) error {
 		}
 		for _, name := range names {
 			for _, m := range marksOf(marks, name) {
-				fail(s.staged.Remove(m))
+				fail(s.removeMark(m))
+			}
+		}
+		for _, t := range done {
+			if m := s.publishedAgain(t); m != "" && slices.Contains(marks, m) {
+				_, err := s.mark(m)
+				fail(err)
 			}
 		}
 		fail(syncDir(s.staged))
 	}
-	for name := range s.slots {
-		if err := s.originals.RemoveDir(name); !errors.Is(err, fs.ErrExist) { // somebody's are in it
-			fail(err)
+	if s.originals != nil {
+		slots, err := s.originals.Names()
+		fail(err)
+		for _, name := range slots {
+			if err := s.originals.RemoveDir(name); !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTDIR) { // somebody's are in it
+				fail(err)
+			}
 		}
 	}
 	empty, err := s.empty()
@@ -573,6 +599,57 @@ func (s *store) dismiss(names []string) error {
 		fail(s.tmp.RemoveAll(s.runName))
 	}
 	return errors.Join(errs...)
+}
+
+// publishedAgain is the mark that the file under a restored name would have, if that is not what restoring left there: a staging
+// that goes on without the lock may have put it there since.
+func (s *store) publishedAgain(t *takeback) string {
+	e, err := s.bin.Stat(t.name)
+	if err != nil || !exact(e) || e.Ino == t.inode {
+		return ""
+	}
+	digest, err := digestOf(context.Background(), s.bin, t.name, e)
+	if err != nil {
+		return ""
+	}
+	return mark(t.name, digest)
+}
+
+// strange lists some of what lies in the folder and is not chandler's.
+func (s *store) strange() (found []string) {
+	look := func(d *hostdir.Dir, below string, known func(string) bool) {
+		if d == nil {
+			return
+		}
+		names, _ := d.Names() // for telling only
+		for _, name := range names {
+			if !known(name) && len(found) < 3 {
+				found = append(found, path.Join(storeName, below, name))
+			}
+		}
+	}
+	look(s.dir, "", func(name string) bool {
+		return slices.Contains([]string{tmpName, originalsName, stagedName, ledgerName}, name)
+	})
+	look(s.staged, stagedName, func(name string) bool {
+		at := strings.LastIndexByte(name, '@')
+		return at > 0 && plugin.CheckName(name[:at]) == nil
+	})
+	if s.originals == nil {
+		return found
+	}
+	slots, _ := s.originals.Names() // for telling only
+	for _, name := range slots {
+		slot, err := s.originals.Sub(name)
+		if err != nil || plugin.CheckName(name) != nil {
+			found = append(found, path.Join(storeName, originalsName, name))
+		}
+		if err == nil {
+			look(slot, path.Join(originalsName, name), isOurs)
+			slot.Close()
+		}
+	}
+	return found[:min(len(found), 3)]
 }
 
 // empty says whether neither a mark nor an original is in the folder.

@@ -124,7 +124,7 @@ func TestRestoreOnly(t *testing.T) {
 	if entries, err := os.ReadDir(bin); err != nil || len(entries) != 1 {
 		t.Errorf("left: %v, %v", entries, err)
 	}
-	if r := Restore(t.Context(), RestoreOptions{BinDir: bin, Only: []string{"ptp"}}); !strings.Contains(r.Text(), "known is nothing") && !strings.Contains(r.Text(), "nothing is") {
+	if r := Restore(t.Context(), RestoreOptions{BinDir: bin, Only: []string{"ptp"}}); !strings.Contains(r.Text(), "nothing is staged or kept here under the name ptp, nor anything else; nothing was restored") {
 		t.Errorf("%s", r.Text())
 	}
 }
@@ -188,11 +188,233 @@ func TestRestoreAbsent(t *testing.T) {
 	must(t, os.Remove(filepath.Join(bin, "bridge")))
 	must(t, os.Remove(filepath.Join(bin, "new")))
 	r := restored(t, RestoreOptions{BinDir: bin})
-	want(t, r, "bridge:put back new:left")
+	want(t, r, "bridge:put back new:removed")
 	if now := ident(t, filepath.Join(bin, "bridge")); now != bridge {
 		t.Errorf("bridge is %s\nwas %s", now, bridge)
 	}
 	wantGone(t, filepath.Join(bin, storeName))
+}
+
+// Restoring that has been done is done: an older original does not come back when what was put back is removed.
+func TestRestoreIsOver(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	b := packed(t, "v1", ref("bridge", "v1"))
+	for i := range 2 {
+		os.Remove(path)
+		write(t, path, fmt.Sprint("theirs", i), 0o711)
+		stage(t, b, Options{BinDir: bin})
+	}
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:put back")
+	must(t, os.Remove(path))
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:left")
+	wantGone(t, path)
+	if kept := originals(t, bin, "bridge"); len(kept) != 1 {
+		t.Errorf("kept %q", kept)
+	}
+}
+
+// What an interrupted run has left half done, a dry run and the list tell as what it is going to be.
+func TestDryRunAfterAnInterruption(t *testing.T) {
+	for _, state := range []string{"original on its way", "ours came out", "taken by staging", "not yet taken by staging"} {
+		t.Run(state, func(t *testing.T) {
+			bin := t.TempDir()
+			path := filepath.Join(bin, "bridge")
+			bridge := old(t, path, hostdir.File)
+			stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+			kept := newest(t, bin, "bridge")
+			slot := filepath.Dir(kept)
+			var st unix.Stat_t
+			must(t, unix.Lstat(kept, &st))
+			back := filepath.Join(slot, backName(st.Ino, original{file: filepath.Base(kept)}))
+			swap := filepath.Join(slot, swapName(sum(ref("bridge", "v1").data), "RUN"))
+			wanted := "bridge:put back"
+			switch state {
+			case "original on its way":
+				must(t, os.Rename(kept, back))
+			case "ours came out":
+				must(t, unix.Renameat2(unix.AT_FDCWD, kept, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE))
+				must(t, os.Rename(kept, back))
+				wanted = "bridge:left"
+			case "taken by staging":
+				must(t, os.Rename(kept, swap))
+			case "not yet taken by staging":
+				write(t, swap, string(ref("bridge", "v1").data), 0o755)
+			}
+			same := unchanged(t, bin, true)
+			r := Restore(t.Context(), RestoreOptions{BinDir: bin, DryRun: true})
+			checkReport(t, r)
+			want(t, r, wanted)
+			list, err := Originals(t.Context(), RestoreOptions{BinDir: bin})
+			if err != nil || len(list) != map[bool]int{true: 0, false: 1}[state == "ours came out"] {
+				t.Errorf("%v, %v", list, err)
+			}
+			same()
+			restored(t, RestoreOptions{BinDir: bin})
+			if now := ident(t, path); now != bridge {
+				t.Errorf("bridge is %s\nwas %s", now, bridge)
+			}
+		})
+	}
+}
+
+// What a removal was interrupted at is ours to end; what somebody else's it has in its hands goes back, or is kept.
+func TestAways(t *testing.T) {
+	for _, state := range []string{"ours", "theirs", "theirs, and another came"} {
+		t.Run(state, func(t *testing.T) {
+			bin := t.TempDir()
+			path := filepath.Join(bin, "new")
+			stage(t, packed(t, "v1", set("v1", "bridge", "new")...), Options{BinDir: bin})
+			away := filepath.Join(bin, storeName, stagedName, mark("new", absentMark))
+			must(t, os.Rename(path, away))
+			theirs := ""
+			if state != "ours" {
+				must(t, os.Remove(away))
+				write(t, away, "theirs", 0o755)
+				theirs = ident(t, away)
+			}
+			if state == "theirs, and another came" {
+				write(t, path, "another's", 0o755)
+			}
+			r := restored(t, RestoreOptions{BinDir: bin})
+			switch state {
+			case "ours":
+				want(t, r, "bridge:removed new:left") // it is gone already
+				wantGone(t, filepath.Join(bin, storeName))
+			case "theirs":
+				want(t, r, "bridge:removed new:left")
+				if now := ident(t, path); now != theirs {
+					t.Errorf("there is %s\nwant %s", now, theirs)
+				}
+			default:
+				want(t, r, "bridge:removed new:left")
+				if now := ident(t, newest(t, bin, "new")); now != theirs {
+					t.Errorf("kept %s\nwant %s", now, theirs)
+				}
+			}
+		})
+	}
+}
+
+// A staging that goes on without the lock and publishes while restoring forgets has its file known for ours all the same.
+func TestUnlockedStagingWhileRestoring(t *testing.T) {
+	for _, when := range []string{"before the marks go", "after"} {
+		t.Run(when, func(t *testing.T) {
+			bin := t.TempDir()
+			write(t, filepath.Join(bin, "bridge"), "theirs", 0o711)
+			b := packed(t, "v1", ref("bridge", "v1"))
+			stage(t, b, Options{BinDir: bin})
+			real, calls := syncDir, 0
+			t.Run("restore", func(t *testing.T) {
+				swapVar(t, &syncDir, func(d *hostdir.Dir) error {
+					// The bin dir's own sync comes before the marks go, that of the marks after.
+					if calls++; (when == "after") == (filepath.Base(d.Path()) == stagedName) && calls > 0 {
+						calls = -1000
+						if r := Run(context.Background(), b, Options{BinDir: bin}); !r.Complete() {
+							t.Errorf("%s", r.Text())
+						}
+					}
+					return real(d)
+				})
+				Restore(t.Context(), RestoreOptions{BinDir: bin})
+			})
+			inPlace(t, bin, ref("bridge", "v1"))
+			stage(t, packed(t, "v2", ref("bridge", "v2")), Options{BinDir: bin})
+			for _, file := range originals(t, bin, "bridge") {
+				if strings.HasSuffix(file, sum(ref("bridge", "v1").data)) {
+					t.Errorf("our own file is among the originals: %s", file)
+				}
+			}
+		})
+	}
+}
+
+// What could not be read is kept like anything else, and does not pile up; it pushes out nothing that could be read.
+func TestUnreadOriginals(t *testing.T) {
+	if !unprivileged(t) {
+		return
+	}
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	b := packed(t, "v1", ref("bridge", "v1"))
+	write(t, path, "theirs", 0o711)
+	stage(t, b, Options{BinDir: bin})
+	for i := range 6 {
+		os.Remove(path)
+		write(t, path, fmt.Sprint(i), 0)
+		stage(t, b, Options{BinDir: bin})
+	}
+	kept := originals(t, bin, "bridge")
+	if len(kept) != 1+keepOriginals || strings.HasSuffix(kept[0], unreadDigest) || !strings.HasPrefix(kept[1], "5-") {
+		t.Errorf("kept %q", kept)
+	}
+}
+
+// Any number of files that somebody has put among the originals is dealt with, some at a time; a number that has no next one is told of.
+func TestManyOriginals(t *testing.T) {
+	bin := t.TempDir()
+	path, slot := filepath.Join(bin, "bridge"), filepath.Join(bin, storeName, originalsName, "bridge")
+	must(t, os.MkdirAll(slot, 0o700))
+	for i := range 500 {
+		write(t, filepath.Join(slot, fmt.Sprintf("%d-%064x", i+1, i)), "x", 0o600)
+	}
+	b := packed(t, "v1", ref("bridge", "v1"))
+	for range 500/pushOutAtMost + 1 {
+		os.Remove(path)
+		write(t, path, "theirs", 0o755)
+		stage(t, b, Options{BinDir: bin})
+	}
+	if kept := originals(t, bin, "bridge"); len(kept) != keepOriginals {
+		t.Errorf("%d are kept", len(kept))
+	}
+	write(t, filepath.Join(slot, fmt.Sprintf("%d-%064x", maxNumber, 1)), "x", 0o600)
+	os.Remove(path)
+	write(t, path, "the last", 0o755)
+	last := ident(t, path)
+	r := Run(t.Context(), b, Options{BinDir: bin})
+	if len(r.Warnings) == 0 || !strings.Contains(r.Warnings[0], errNumbers.Error()) {
+		t.Errorf("%q", r.Warnings)
+	}
+	swaps, err := filepath.Glob(filepath.Join(slot, swapPrefix+"*"))
+	if err != nil || len(swaps) != 1 || ident(t, swaps[0]) != last {
+		t.Errorf("%q, %v", swaps, err)
+	}
+}
+
+// A directory among the originals is nobody's original, and in nobody's way.
+func TestDirectoryAmongOriginals(t *testing.T) {
+	bin := t.TempDir()
+	bridge := old(t, filepath.Join(bin, "bridge"), hostdir.File)
+	b := packed(t, "v1", set("v1", "bridge", "ptp")...)
+	stage(t, b, Options{BinDir: bin})
+	odd := filepath.Join(bin, storeName, originalsName, "bridge", fmt.Sprintf("2-%064x", 7))
+	must(t, os.Mkdir(odd, 0o755))
+	want(t, restored(t, RestoreOptions{BinDir: bin, Only: []string{"bridge"}}), "bridge:put back")
+	if now := ident(t, filepath.Join(bin, "bridge")); now != bridge {
+		t.Errorf("bridge is %s\nwas %s", now, bridge)
+	}
+	stage(t, b, Options{BinDir: bin})
+	dropped, _, err := Purge(t.Context(), RestoreOptions{BinDir: bin})
+	if err != nil || len(dropped) != 1 {
+		t.Errorf("%v, %v", dropped, err)
+	}
+}
+
+// A mark that lies about a file that could not be read makes it nobody's loss.
+func TestMarkOfTheUnread(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	b := packed(t, "v1", set("v1", "bridge", "ptp")...)
+	stage(t, b, Options{BinDir: bin})
+	write(t, filepath.Join(bin, storeName, stagedName, mark("bridge", unreadDigest)), "", 0o600)
+	os.Remove(path)
+	write(t, path, "", 0o755)
+	must(t, os.Truncate(path, 3<<30)) // more than any plugin has: it is not read
+	stage(t, b, Options{BinDir: bin})
+	if kept := originals(t, bin, "bridge"); len(kept) != 1 {
+		t.Errorf("kept %q", kept)
+	}
 }
 
 // The newest original comes back; older ones are somebody's too, and stay.
@@ -298,7 +520,13 @@ func TestRestoreInterrupted(t *testing.T) {
 					panic(die)
 				}
 			}
-			realPublish, realExchange, realSync := publish, exchange, syncDir
+			realPublish, realExchange, realReplace, realSync := publish, exchange, replace, syncDir
+			swapVar(t, &replace, func(d, from *hostdir.Dir, name, to string) error {
+				count()
+				err := realReplace(d, from, name, to)
+				count()
+				return err
+			})
 			swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
 				count()
 				err := realPublish(d, from, name, to)
@@ -377,8 +605,8 @@ func TestRestoreFaults(t *testing.T) {
 	}
 	for name, inject := range map[string]func(t *testing.T){
 		"rename 1": func(t *testing.T) { swapVar(t, &publish, failAt(1, publish)) },
-		"rename 2": func(t *testing.T) { swapVar(t, &publish, failAt(2, publish)) },
 		"exchange": func(t *testing.T) { swapVar(t, &exchange, failAt(1, exchange)) },
+		"replace":  func(t *testing.T) { swapVar(t, &replace, failAt(1, replace)) },
 		"sync":     func(t *testing.T) { swapVar(t, &syncDir, func(*hostdir.Dir) error { return fault("sync") }) },
 		"everything": func(t *testing.T) {
 			swapVar(t, &publish, failAt(-1, func(_, _ *hostdir.Dir, _, _ string) error { return fault("rename") }))
@@ -445,6 +673,13 @@ func TestRestoreRaces(t *testing.T) {
 							comes()
 						}
 						return realPublish(d, from, from1, to)
+					})
+					realReplace := replace
+					swapVar(t, &replace, func(d, from *hostdir.Dir, from1, to string) error {
+						if from1 == name {
+							comes()
+						}
+						return realReplace(d, from, from1, to)
 					})
 					r := restored(t, RestoreOptions{BinDir: bin})
 					if got := result(t, r, name); got.Action != Left || !strings.Contains(got.Cause, "changed while this ran") {
@@ -536,13 +771,17 @@ func TestRestoreForeignInTheFolder(t *testing.T) {
 	must(t, os.Symlink("/etc", filepath.Join(bin, storeName, originalsName, "elsewhere")))
 	r := restored(t, RestoreOptions{BinDir: bin, Only: []string{"bridge"}})
 	want(t, r, "bridge:removed")
-	if data, err := os.ReadFile(theirs); err != nil || string(data) != "mine" {
-		t.Errorf("%q, %v", data, err)
-	}
 	r = restored(t, RestoreOptions{BinDir: bin})
 	var taken *TakenError
 	if got := result(t, r, "elsewhere"); got.Action != Failed || !errors.As(got.Err, &taken) {
 		t.Errorf("%+v", got)
+	}
+	must(t, os.Remove(filepath.Join(bin, storeName, originalsName, "elsewhere")))
+	r = restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "")
+	wantWarnings(t, r, "what chandler did not put there stays: .chandler/originals/bridge/notes")
+	if data, err := os.ReadFile(theirs); err != nil || string(data) != "mine" {
+		t.Errorf("%q, %v", data, err)
 	}
 }
 

@@ -191,6 +191,8 @@ type run struct {
 	report *Report
 	work   []*piece
 	warned sync.Mutex
+
+	unlocked bool // another process held the bin dir's lock for too long
 }
 
 // piece is one plugin on its way: its plan, and how far it has come.
@@ -220,6 +222,7 @@ func (r *run) do() error {
 		case r.ctx.Err() != nil:
 			return r.ctx.Err()
 		case errors.Is(err, hostdir.ErrLocked):
+			r.unlocked = true
 			r.warn("another staging held the lock for %s; went on without it and cleared no leftovers", r.o.LockWait)
 		case err != nil:
 			r.warn("went on without the lock: %s", errnoText(err))
@@ -312,7 +315,9 @@ const overlayNote = "the bin dir lies on an overlay: what is written there goes 
 
 // reportOverlay says so, once, if this run has written to an overlay.
 func (r *run) reportOverlay() {
-	wrote := slices.ContainsFunc(r.work, func(p *piece) bool { return p.published })
+	wrote := slices.ContainsFunc(r.work, func(p *piece) bool {
+		return p.published || r.o.DryRun && (p.Action == New || p.Action == Replaced)
+	})
 	if overlay, err := r.dir.Overlay(); err == nil && overlay && wrote {
 		r.warn(overlayNote)
 	}

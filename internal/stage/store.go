@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -48,7 +49,8 @@ const (
 	absentMark   = "absent"
 	unreadDigest = "unread" // stands for the digest of an original that could not be read, or was too large to
 
-	keepOriginals = 3 // a name
+	keepOriginals = 3  // a name; and as many more that could not be read
+	pushOutAtMost = 64 // originals at a time: somebody may have put any number there
 
 	storePerm fs.FileMode = 0o700
 )
@@ -66,7 +68,7 @@ type store struct {
 	runName   string
 	originals *hostdir.Dir
 	staged    *hostdir.Dir
-	marked    bool // this run has marks in staged
+	hasMarks  bool // this run has marks in staged
 	slots     map[string]*hostdir.Dir
 	change    bool // the run is to change something, and may put modes right
 }
@@ -145,12 +147,65 @@ func (s *store) names() ([]string, error) {
 	s.originals = originals
 	slots, err := originals.Names()
 	for _, name := range slots {
-		if plugin.CheckName(name) == nil {
-			names = append(names, name)
+		if plugin.CheckName(name) != nil || slices.Contains(names, name) {
+			continue
 		}
+		// One with nothing of ours in it says nothing of the name. What is in the way is told when it is opened again.
+		if slot, err := s.sub(originals, name); err == nil {
+			files, err := slot.Names()
+			slot.Close()
+			if err == nil && !slices.ContainsFunc(files, isOurs) {
+				continue
+			}
+		}
+		names = append(names, name)
 	}
 	slices.Sort(names)
-	return slices.Compact(names), err
+	return names, err
+}
+
+// isOurs says whether a name in a slot is one that chandler gives.
+func isOurs(file string) bool {
+	return originalName.MatchString(file) || strings.HasPrefix(file, swapPrefix) || backPattern.MatchString(file)
+}
+
+// keptIn lists the originals in a slot, oldest first. In a dry run, what an interrupted run has left on its way counts as
+// what the next one makes of it.
+func (s *store) keptIn(ctx context.Context, slot *hostdir.Dir, name string) ([]original, error) {
+	files, err := slot.Names()
+	if err != nil {
+		return nil, err
+	}
+	kept := parseOriginals(files)
+	for _, file := range files {
+		if s.change || originalName.MatchString(file) || !isOurs(file) {
+			continue
+		}
+		e, err := slot.Stat(file)
+		if err != nil || !takes(e.Kind) {
+			continue
+		}
+		if m := backPattern.FindStringSubmatch(file); m != nil && m[1] == fmt.Sprint(e.Ino) {
+			o := parseOriginals(m[2:])[0]
+			o.file = file
+			kept = append(kept, o)
+			continue
+		}
+		digest, _, err := digestOrWhy(ctx, slot, file, e)
+		if err != nil {
+			return nil, err
+		}
+		if ours, _ := s.ours(name, digest, e); ours || exact(e) && digest == swapDigest(file) {
+			continue
+		}
+		kept = append(kept, original{nextNumber(kept), digest, file})
+	}
+	slices.SortFunc(kept, func(a, b original) int { return cmp.Compare(a.n, b.n) })
+	// What somebody has put there under such a name, and is no file, was never anybody's plugin.
+	return slices.DeleteFunc(kept, func(o original) bool {
+		e, err := slot.Stat(o.file)
+		return err == nil && !takes(e.Kind)
+	}), nil
 }
 
 // markedNames returns the names that staging has marked, in order.
@@ -374,7 +429,7 @@ func mark(name, what string) string { return name + "@" + what }
 // The marks are looked at when it is asked, so that what another run has published since this one began counts as well.
 // An error says why that cannot be found out.
 func (s *store) ours(name, digest string, e hostdir.Entry) (bool, error) {
-	if s.staged == nil || !exact(e) {
+	if s.staged == nil || !exact(e) || digest == unreadDigest {
 		return false, nil
 	}
 	_, err := s.staged.Stat(mark(name, digest))
@@ -390,9 +445,9 @@ func exact(e hostdir.Entry) bool { return e.Kind == hostdir.File && metadataDiff
 // mark records, durably once the directory of the marks is synced, that this run is about to publish these digests under
 // these names. It returns the marks that were not there before, also with an error.
 func (s *store) mark(names ...string) (made []string, err error) {
-	if !s.marked {
+	if !s.hasMarks {
 		renew(&s.staged)
-		s.marked = true
+		s.hasMarks = true
 	}
 	staged, err := s.open(&s.staged, stagedName)
 	if err != nil {
@@ -414,12 +469,31 @@ func (s *store) mark(names ...string) (made []string, err error) {
 	return made, nil
 }
 
+// remark makes sure of marks of what has been published without the bin dir's lock: a restoring, which holds it, may have
+// taken them away meanwhile.
+func (s *store) remark(names ...string) error {
+	renew(&s.dir, &s.staged)
+	if _, err := s.mark(names...); err != nil {
+		return err
+	}
+	return syncDir(s.staged)
+}
+
+// marked says whether staging knows that it has put something under name.
+func (s *store) marked(name string) (bool, error) {
+	if s.staged == nil {
+		return false, nil
+	}
+	marks, err := s.staged.Names()
+	return len(marksOf(marks, name)) > 0, err
+}
+
 // unmarkAbsent forgets, durably, that nothing stood under name once.
 func (s *store) unmarkAbsent(name string) error {
 	if s.staged == nil {
 		return nil
 	}
-	err := s.staged.Remove(mark(name, absentMark))
+	err := s.removeMark(mark(name, absentMark))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -429,9 +503,21 @@ func (s *store) unmarkAbsent(name string) error {
 	return syncDir(s.staged)
 }
 
+// removeMark removes a mark, but not a file on its way out.
+func (s *store) removeMark(name string) error {
+	e, err := s.staged.Stat(name)
+	if err != nil {
+		return err
+	}
+	if !empty(e) {
+		return &TakenError{path.Join(storeName, stagedName, name), false}
+	}
+	return s.staged.Remove(name)
+}
+
 func (s *store) unmark(names []string) {
 	for _, name := range names {
-		s.staged.Remove(name) // one that stays speaks of a file that is not there: harmless
+		s.removeMark(name) // one that stays speaks of a file that is not there: harmless
 	}
 }
 
@@ -485,16 +571,17 @@ func (s *store) settleSwaps(ctx context.Context) error {
 	if s.dir == nil {
 		return nil
 	}
+	errs := []error{s.settleAways(ctx)}
 	originals, err := s.sub(s.dir, originalsName)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return errors.Join(errs...)
 	}
 	if err != nil {
-		return err
+		return errors.Join(append(errs, err)...)
 	}
 	defer originals.Close()
 	names, err := originals.Names()
-	errs := []error{err}
+	errs = append(errs, err)
 	for _, name := range names {
 		if plugin.CheckName(name) != nil {
 			continue
@@ -524,6 +611,57 @@ func (s *store) settleSwaps(ctx context.Context) error {
 		slot.Close()
 	}
 	return errors.Join(errs...)
+}
+
+// settleAways decides about what an interrupted restoring has left on its way out.
+func (s *store) settleAways(ctx context.Context) error {
+	names, err := s.markedNames()
+	errs := []error{err}
+	for _, name := range names {
+		e, err := s.staged.Stat(mark(name, absentMark))
+		if err == nil && !empty(e) {
+			_, err = s.settleAway(ctx, name)
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// empty says whether a mark is a mark, and not a file on its way out.
+func empty(e hostdir.Entry) bool { return e.Kind == hostdir.File && e.Size == 0 }
+
+// settleAway decides what becomes of a file that lies in the place of a mark on its way out of its name: one of ours is removed.
+// Anything else gets its name again, or is kept as its newest original if something stands there by now.
+func (s *store) settleAway(ctx context.Context, name string) (gone bool, err error) {
+	away := mark(name, absentMark)
+	e, err := s.staged.Stat(away)
+	if err != nil {
+		return false, err
+	}
+	digest, unread, err := digestOrWhy(ctx, s.staged, away, e)
+	if err != nil {
+		return false, err
+	}
+	ours, doubt := s.ours(name, digest, e)
+	if ours {
+		return true, s.staged.Remove(away)
+	}
+	err = given(publish(s.bin, s.staged, away, name))
+	if !errors.Is(err, fs.ErrExist) {
+		return false, cmp.Or(err, unread, doubt)
+	}
+	slot, err := s.slot(name)
+	if err != nil {
+		return false, err
+	}
+	swap := swapName(unreadDigest, rand.Text())
+	if err := given(publish(slot, s.staged, away, swap)); err != nil {
+		return false, err
+	}
+	_, err = s.settle(ctx, slot, name, swap, keep)
+	return false, err
 }
 
 // alive says whether the run that made a swap name still lives. It then settles the swap itself.
@@ -590,12 +728,19 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 		}
 		return settled{digest: digest}, slot.Remove(swap)
 	}
+	// What stood there once is known from now on, and is not nothing.
+	if err := s.unmarkAbsent(name); err != nil {
+		return settled{digest: digest}, err
+	}
 	files, err := slot.Names()
 	if err != nil {
 		return settled{digest: digest}, err
 	}
 	kept := parseOriginals(files)
 	for n := nextNumber(kept); ; n++ {
+		if n > maxNumber {
+			return settled{digest: digest}, errNumbers
+		}
 		file := fmt.Sprintf("%d-%s", n, digest)
 		err := given(publish(slot, slot, swap, file))
 		if errors.Is(err, fs.ErrExist) { // an unlocked run was here
@@ -604,26 +749,41 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 		if err != nil {
 			return settled{digest: digest}, err
 		}
-		// What may be one of ours after all pushes out nobody's: neither a file that could not be read, nor one whose mark could not.
-		if digest != unreadDigest && doubt == nil {
+		// One whose mark could not be looked at may be ours after all, and pushes out nobody's.
+		if doubt == nil || unread != nil {
 			err = pushOut(slot, append(kept, original{n, digest, file}))
 		}
 		return settled{file, digest}, err
 	}
 }
 
-// pushOut removes originals, oldest first in the list, until no more than are kept remain. One whose bytes a newer one has too goes
-// before one that is the last of its kind: a program that puts the same file back each time pushes out its own.
+// errNumbers says that somebody has put an original of the highest number there.
+var errNumbers = errors.New("no number is left for it among the originals")
+
+// pushOut removes originals until no more than are kept remain: of those that could be read, and of those that could not, which may be
+// ours and push out no others. Older ones go first; before them one whose bytes a newer one has too, so that a program that
+// puts the same file back each time pushes out its own.
 func pushOut(slot *hostdir.Dir, kept []original) error {
-	for len(kept) > keepOriginals {
-		i := max(0, slices.IndexFunc(kept, func(o original) bool {
-			return o.digest != unreadDigest &&
-				slices.ContainsFunc(kept, func(newer original) bool { return newer.n > o.n && newer.digest == o.digest })
-		}))
-		if err := slot.Remove(kept[i].file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+	newest := make(map[string]int) // number by digest
+	many := make(map[bool]int)     // by whether they could be read
+	for _, o := range kept {
+		newest[o.digest] = max(newest[o.digest], o.n)
+		many[o.digest != unreadDigest]++
+	}
+	removed := 0
+	for _, again := range []bool{true, false} { // those that are there again first
+		for i, o := range kept {
+			read := o.digest != unreadDigest
+			if many[read] <= keepOriginals || o.file == "" || again && (!read || o.n == newest[o.digest]) || removed == pushOutAtMost {
+				continue
+			}
+			if err := slot.Remove(o.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			many[read]--
+			removed++
+			kept[i].file = ""
 		}
-		kept = slices.Delete(kept, i, i+1)
 	}
 	return nil
 }
@@ -710,6 +870,8 @@ type original struct {
 	n            int
 	digest, file string
 }
+
+const maxNumber = 999_999_999
 
 var originalName = regexp.MustCompile(`^([1-9][0-9]{0,8})-([0-9a-f]{64}|` + unreadDigest + `)$`)
 

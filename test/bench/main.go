@@ -1,7 +1,9 @@
 // Command bench runs chandler and the loops that other installers use in turn, in one run, over the same bytes on the same
-// file system, and prints the medians, their ratio and what was written. Usage:
+// file systems, and writes what it measured as a page. Usage:
 //
-//	go run ./test/bench -chandler out/chandler -separate out/bundle-separate -multicall out/bundle [-dir DIR] [-rounds N]
+//	go run ./test/bench -chandler out/chandler -separate out/bundle-separate -multicall out/bundle [-dir DIR] [-rounds N] [-page FILE]
+//
+// As root it measures file systems made for it, and with cold caches too; otherwise the one that -dir is on.
 package main
 
 import (
@@ -20,51 +22,12 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/chandler-cni/chandler/internal/bundle"
 )
-
-// The loop is what an init container without chandler does: by temporary name and rename, and no more.
-const plainLoop = `for f in "$SRC"/*; do
-  n="${f##*/}"; t="$DST/.$n.tmp"
-  rm -f "$t"; cp "$f" "$t"; chmod 0755 "$t"; mv -f "$t" "$DST/$n"
-done`
-
-// The careful loop checks each file's digest, runs it, and syncs it, before it is renamed.
-const carefulLoop = `cd "$DST"
-for f in "$SRC"/*; do
-  n="${f##*/}"; t=".$n.tmp"
-  rm -f "$t"; cp "$f" "$t"; chmod 0755 "$t"
-  grep " $n\$" "$SUMS" | sed "s/ $n\$/ $t/" | sha256sum -c -s || exit 1
-  CNI_COMMAND=VERSION "./$t" </dev/null >/dev/null || exit 1
-  sync "$t" || exit 1
-  mv -f "$t" "$n"
-done`
-
-type contest struct {
-	name   string
-	form   string // of the bundle that chandler stages; the loops copy the separate files
-	fresh  bool   // begins with an empty directory; else with one that is right already
-	theirs string
-	ours   []string
-	target float64 // the ratio that is asked for, at most
-}
-
-const (
-	separate  = "separate"
-	multicall = "multicall"
-)
-
-var contests = []contest{
-	{"unchanged, against the loop", separate, false, plainLoop, nil, 0.5},
-	{"fresh, checked, probed, against the careful loop", separate, true, carefulLoop, nil, 0.6},
-	{"fresh, checked, not probed, against the loop", separate, true, plainLoop, []string{"--no-probe"}, 2.2},
-	{"fresh, checked, probed, against the careful loop", multicall, true, carefulLoop, nil, 0.5},
-	{"the same, linked layout, against the loop", multicall, true, plainLoop, []string{"--layout=linked"}, 0.55},
-	{"unchanged, against the loop", multicall, false, plainLoop, nil, 0.5},
-}
 
 func main() {
 	if err := run(); err != nil {
@@ -79,9 +42,11 @@ func run() error {
 		separate:  flag.String(separate, "out/bundle-separate", "the bundle with an executable each"),
 		multicall: flag.String(multicall, "out/bundle", "the bundle with one for all"),
 	}
-	where := flag.String("dir", "out", "where to make the bin dirs: the file system that is measured")
+	where := flag.String("dir", "out", "where to work")
 	upstream := flag.String("upstream", "upstream", "the folder of the pins")
-	rounds := flag.Int("rounds", 15, "how often each is run")
+	rounds := flag.Int("rounds", 7, "how often each is run")
+	chandlerctl := flag.String("chandlerctl", "out/chandlerctl", "the other program, which makes images")
+	page := flag.String("page", "", "the file to write; standard output if empty")
 	flag.Parse()
 
 	tmp, err := os.MkdirTemp(*where, "bench-")
@@ -89,8 +54,8 @@ func run() error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	e := env{tmp: tmp, chandler: *chandler, bundles: make(map[string]string)}
-	for _, p := range []*string{&e.tmp, &e.chandler, forms[separate], forms[multicall]} {
+	e := env{tmp: tmp, chandler: *chandler, chandlerctl: *chandlerctl, bundles: make(map[string]string)}
+	for _, p := range []*string{&e.tmp, &e.chandler, &e.chandlerctl, forms[separate], forms[multicall]} {
 		if *p, err = filepath.Abs(*p); err != nil {
 			return err
 		}
@@ -101,55 +66,91 @@ func run() error {
 		return err
 	}
 	defer b.Close()
-	if err := errors.Join(e.writeSums(b), e.installBusybox()); err != nil {
+	if err := errors.Join(e.writeSums(b), e.installBusybox(), e.makeOlder(b)); err != nil {
 		return err
 	}
+	var text strings.Builder
+	if err := e.write(&text, b, *upstream, *rounds); err != nil {
+		return err
+	}
+	if *page != "" {
+		return os.WriteFile(*page, []byte(text.String()), 0o644)
+	}
+	_, err = io.WriteString(os.Stdout, text.String())
+	return err
+}
+
+// write measures everything and writes the page.
+func (e *env) write(w io.Writer, b *bundle.Bundle, upstream string, rounds int) (err error) {
 	var bytes int64
 	for _, p := range b.Manifest.Plugins {
 		bytes += p.Size
 	}
-	fmt.Printf("%s, %d CPUs, %s; %d plugins, %.1f MB as separate files; %d rounds of each in turn\n\n",
-		cpuModel(), runtime.NumCPU(), kernel(), len(b.Manifest.Plugins), float64(bytes)/1e6, *rounds)
-	tw := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "bundle\tcase\tchandler\tspread\tthe other\tspread\tratio\tasked\twritten")
-	for _, c := range contests {
-		if err := e.hold(tw, c, *rounds); err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
+	fmt.Fprintf(w, `# Benchmarks
+
+Made by `+"`make bench`"+` on %s, %d CPUs, %s, %s. The bytes are the %d plugins of %s, %.1f MB as separate files. Everything is run in turn, %d
+rounds after one that warms up; a cell has the median, the least and the most, and the bytes that the kernel counts as written. Before each run the disk comes to rest.
+
+`, cpuModel(), runtime.NumCPU(), memory(), kernel(), len(b.Manifest.Plugins), b.Manifest.Version, float64(bytes)/1e6, rounds)
+	places, err := e.places()
+	defer func() { err = errors.Join(err, closeAll(places)) }()
+	if err != nil {
+		return err
+	}
+	var warm results
+	for i, p := range places {
+		r, err := e.measure(p, false, rounds)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		fmt.Fprintf(w, "## %s, warm caches\n\n", p.name)
+		r.table(w)
+		if i == 0 {
+			warm = r
 		}
 	}
-	if err := tw.Flush(); err != nil {
-		return err
+	if os.Geteuid() == 0 {
+		r, err := e.measure(places[0], true, rounds)
+		if err != nil {
+			return fmt.Errorf("%s, cold: %w", places[0].name, err)
+		}
+		fmt.Fprintf(w, "## %s, cold caches\n\nWhat is read has left memory before each run: the programs, the bundle and what is in the bin dir.\n\n", places[0].name)
+		r.table(w)
 	}
-	if err := e.startUp(*rounds * 5); err != nil {
-		return err
-	}
-	if err := e.space(); err != nil {
-		return err
-	}
-	if err := e.sizes(*upstream); err != nil {
-		return err
-	}
-	limit, err := e.diskLimit(bytes, *rounds)
+	limit, err := e.diskLimit(places[0].dir, bytes, rounds)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("\nthe disk's own limit: %s for the same bytes in one file with one fsync (median)\n", limit)
-	peak, err := e.peak()
-	if err != nil {
-		return err
+	fmt.Fprintf(w, "## Against what was asked\n\nOn %s, warm.\n\n| | chandler | the other | ratio | asked, at most |\n|---|---|---|---|---|\n", places[0].name)
+	for _, t := range targets {
+		o, t2 := median(warm[t.state][t.ours].took), median(warm[t.state][t.theirs].took)
+		fmt.Fprintf(w, "| %s: %s, against %s | %s | %s | %.2f | %.2f |\n", t.state, t.ours, t.theirs, ms(o), ms(t2), float64(o)/float64(t2), t.most)
 	}
-	fmt.Printf("peak memory of chandler stage, fresh: %.1f MiB (asked 15)\n", float64(peak)/(1<<20))
-	info, err := os.Stat(e.chandler)
-	if err != nil {
-		return err
-	}
-	fmt.Printf("chandler: %.2f MB (asked 8)\n", float64(info.Size())/1e6)
-	return nil
+	fmt.Fprintf(w, "\nThe disk's own limit, `dd` of the same bytes into one file with one fsync: %s.\n\n## Size and memory\n\n| | measured | asked, at most |\n|---|---|---|\n", limit)
+	return errors.Join(e.startUp(w, rounds*5), e.peak(w), e.program(w), e.sizes(w, upstream), e.space(w))
 }
 
 type env struct {
-	tmp, chandler, sums, applets string
-	bundles                      map[string]string // by form
+	tmp, chandler, chandlerctl, sums, applets, older string
+	bundles                                          map[string]string // by form
+}
+
+// makeOlder makes what an update finds: the same plugins with other bytes, of somebody else's.
+func (e *env) makeOlder(b *bundle.Bundle) error {
+	e.older = filepath.Join(e.tmp, "older")
+	if err := os.Mkdir(e.older, 0o755); err != nil {
+		return err
+	}
+	for _, p := range b.Manifest.Plugins {
+		data, err := os.ReadFile(filepath.Join(e.bundles[separate], "bin", p.Name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(e.older, p.Name), append(data, "older"...), 0o755)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // installBusybox makes the loops' commands busybox's own, as they are in the images that run such loops.
@@ -173,56 +174,6 @@ func (e *env) writeSums(b *bundle.Bundle) error {
 	return os.WriteFile(e.sums, []byte(lines.String()), 0o644)
 }
 
-func (e *env) hold(w io.Writer, c contest, rounds int) error {
-	dst := filepath.Join(e.tmp, "bin")
-	var ours, theirs []time.Duration
-	var written []int64
-	for i := range rounds + 1 {
-		if err := e.prepare(dst, c); err != nil {
-			return err
-		}
-		our, wrote, err := timed(e.stage(c.form, dst, c.ours...))
-		if err != nil {
-			return err
-		}
-		if err := e.prepare(dst, c); err != nil {
-			return err
-		}
-		loop := exec.Command("busybox", "sh", "-c", c.theirs)
-		loop.Env = append(os.Environ(), "PATH="+e.applets, "SRC="+filepath.Join(e.bundles[separate], "bin"), "DST="+dst, "SUMS="+e.sums)
-		their, _, err := timed(loop)
-		if err != nil {
-			return err
-		}
-		if i > 0 { // the first warms the cache
-			ours, theirs, written = append(ours, our), append(theirs, their), append(written, wrote)
-		}
-	}
-	o, t := median(ours), median(theirs)
-	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%.2f\t%.2f\t%.1f MB\n", c.form, c.name, ms(o), spread(ours), ms(t), spread(theirs),
-		float64(o)/float64(t), c.target, float64(median(written))/1e6)
-	return nil
-}
-
-// prepare makes the bin dir empty, or right, and lets the disk come to rest, so that neither pays for the other's writes.
-func (e *env) prepare(dst string, c contest) error {
-	if c.fresh {
-		if err := os.RemoveAll(dst); err != nil {
-			return err
-		}
-	}
-	if err := os.MkdirAll(dst, 0o755); err != nil {
-		return err
-	}
-	if !c.fresh {
-		if out, err := e.stage(c.form, dst).CombinedOutput(); err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-	}
-	syscall.Sync()
-	return nil
-}
-
 func (e *env) stage(form, dst string, args ...string) *exec.Cmd {
 	return exec.Command(e.chandler, append([]string{"stage", "--strict", "--termination-log=", "--bundle", e.bundles[form], "--bin-dir", dst}, args...)...)
 }
@@ -241,7 +192,7 @@ func timed(cmd *exec.Cmd) (time.Duration, int64, error) {
 }
 
 // startUp compares how long a plugin of the two forms takes to answer VERSION, one after the other in turn.
-func (e *env) startUp(rounds int) error {
+func (e *env) startUp(w io.Writer, rounds int) error {
 	took := make(map[string][]time.Duration)
 	for range rounds {
 		for form, dir := range e.bundles {
@@ -255,14 +206,14 @@ func (e *env) startUp(rounds int) error {
 		}
 	}
 	m, s := median(took[multicall]), median(took[separate])
-	fmt.Printf("\nstart-up of bridge (VERSION): multicall %.2f ms, separate %.2f ms, ratio %.2f (asked 1.10)\n",
+	fmt.Fprintf(w, "| start-up of bridge (VERSION), multicall against separate | %.2f / %.2f ms, %.2f | 1.10 |\n",
 		float64(m)/1e6, float64(s)/1e6, float64(m)/float64(s))
 	return nil
 }
 
 // space says what each form and layout takes on the node, after staging and at the worst moment of an update, when every new
 // file lies beside the old one.
-func (e *env) space() error {
+func (e *env) space(w io.Writer) error {
 	for _, c := range []struct{ form, layout string }{{separate, "separate"}, {multicall, "separate"}, {multicall, "linked"}} {
 		dst := filepath.Join(e.tmp, "space")
 		if err := os.Mkdir(dst, 0o755); err != nil {
@@ -290,16 +241,16 @@ func (e *env) space() error {
 		if err := errors.Join(err, os.RemoveAll(dst)); err != nil {
 			return err
 		}
-		fmt.Printf("on the node, %s bundle, %s layout: %.1f MB, %.1f MB at the worst moment of an update\n",
+		fmt.Fprintf(w, "| on the node, %s bundle, %s layout; at the worst moment of an update | %.1f MB; %.1f MB | |\n",
 			c.form, c.layout, float64(size)/1e6, float64(2*size)/1e6)
 	}
 	return nil
 }
 
 // diskLimit is what the same bytes take when nothing is done but writing them.
-func (e *env) diskLimit(bytes int64, rounds int) (string, error) {
+func (e *env) diskLimit(dir string, bytes int64, rounds int) (string, error) {
 	var took []time.Duration
-	path := filepath.Join(e.tmp, "limit")
+	path := filepath.Join(dir, "limit")
 	for range rounds {
 		syscall.Sync()
 		cmd := exec.Command("dd", "if=/dev/zero", "of="+path, "bs=1M", "conv=fsync", "count="+strconv.FormatInt(bytes>>20, 10))
@@ -315,27 +266,58 @@ func (e *env) diskLimit(bytes int64, rounds int) (string, error) {
 	return ms(median(took)), nil
 }
 
-// peak returns the largest resident set of a fresh staging, in bytes, as the kernel counted it for chandler alone.
-func (e *env) peak() (int64, error) {
+// peak tells the largest resident set of a staging, as the kernel counted it for chandler alone.
+func (e *env) peak(w io.Writer) error {
 	dst := filepath.Join(e.tmp, "peak")
 	defer os.RemoveAll(dst)
 	if err := os.Mkdir(dst, 0o755); err != nil {
+		return err
+	}
+	for _, state := range []string{fresh, unchanged} {
+		// What a process waited for includes its children; without the probe it has none.
+		kib, err := residentOf(e.stage(separate, dst, "--no-probe"))
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "| peak memory of `chandler stage`, %s | %.1f MiB | 15 MiB |\n", state, float64(kib)/1024)
+	}
+	return nil
+}
+
+// residentOf runs a command and returns its largest resident set in KiB. A process counts that of the one that it was forked
+// from, so it is started by a small one, and inherited.
+func residentOf(cmd *exec.Cmd) (int64, error) {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, err
 	}
-	// The usage of a process that was waited for includes its children's; without the probe it has none.
-	cmd := e.stage(separate, dst, "--no-probe")
-	if err := cmd.Run(); err != nil {
+	out, err := exec.Command("dash", append([]string{"-c", `"$@" >/dev/null & echo $!`, "dash"}, cmd.Args...)...).Output()
+	if err != nil {
 		return 0, err
 	}
-	return cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10, nil
+	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil {
+		return 0, err
+	}
+	var status syscall.WaitStatus
+	var usage syscall.Rusage
+	if _, err := syscall.Wait4(pid, &status, 0, &usage); err != nil || status.ExitStatus() != 0 {
+		return 0, fmt.Errorf("%s: exit %d, %w", cmd, status.ExitStatus(), err)
+	}
+	return usage.Maxrss, nil
+}
+
+func (e *env) program(w io.Writer) error {
+	info, err := os.Stat(e.chandler)
+	if err == nil {
+		fmt.Fprintf(w, "| `chandler` | %.2f MB | 8 MB |\n", float64(info.Size())/1e6)
+	}
+	return err
 }
 
 func median[T cmp.Ordered](d []T) T {
 	s := slices.Sorted(slices.Values(d))
 	return s[len(s)/2]
 }
-
-func spread(d []time.Duration) string { return ms(slices.Min(d)) + " to " + ms(slices.Max(d)) }
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.0f ms", float64(d)/1e6) }
 
@@ -359,4 +341,15 @@ func kernel() string {
 		return "unknown kernel"
 	}
 	return strings.TrimSpace(string(out))
+}
+
+func memory() string {
+	data, _ := os.ReadFile("/proc/meminfo")
+	for line := range strings.Lines(string(data)) {
+		if kib, ok := strings.CutPrefix(line, "MemTotal:"); ok {
+			n, _ := strconv.ParseFloat(strings.Fields(kib)[0], 64)
+			return fmt.Sprintf("%.0f GiB of memory", n/(1<<20))
+		}
+	}
+	return "memory unknown"
 }

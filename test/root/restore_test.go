@@ -183,6 +183,17 @@ func TestRestoreOnFullDisk(t *testing.T) {
 			fill(t, filepath.Join(at, "filler"))
 			restore(t, dir).back(t, 2, 12, 0)
 			unchanged(t, before, lookOf(t, dir, true))
+			// Nor where nothing is put back, so that nothing makes room.
+			if err := os.Remove(filepath.Join(at, "filler")); err != nil {
+				t.Fatal(err)
+			}
+			empty := mkdir(t, filepath.Join(at, "empty"))
+			stage(t, ring.bundle, empty).counts(t, 14, 0, 0, 0)
+			fill(t, filepath.Join(at, "filler"))
+			restore(t, empty).back(t, 0, 14, 0)
+			if left, err := os.ReadDir(empty); err != nil || len(left) > 0 {
+				t.Fatalf("left: %v, %v", left, err)
+			}
 		})
 	}
 }

@@ -269,7 +269,7 @@ func (s *sequence) foreign() {
 	case kind == 3 && isFile && (st.Nlink == 1 || now.ours):
 		// In place, through every link: of ours all are ours.
 		what, err = "cp -f", os.WriteFile(path, []byte(content), 0o755)
-	case kind == 4 && isFile:
+	case kind == 4 && isFile && (st.Nlink == 1 || now.ours):
 		s.untouch(st.Ino)
 		what, err = "chmod", os.Chmod(path, []fs.FileMode{0o700, 0o555, 0o644}[s.random.IntN(3)])
 	case kind == 5 && now.look != "":
@@ -363,9 +363,19 @@ func (s *sequence) known() []string {
 	return names
 }
 
+// marked says which names staging knows that it has put something under.
+func (s *sequence) marked() map[string]bool {
+	known := make(map[string]bool)
+	for _, name := range sequenceNames {
+		marks, _ := filepath.Glob(filepath.Join(s.bin, ".chandler/staged", name+"@*"))
+		known[name] = len(marks) > 0
+	}
+	return known
+}
+
 // chandler runs one command, perhaps until it is killed, and holds what it did to the model.
 func (s *sequence) chandler(verb string, args []string) (killed bool) {
-	before := s.all()
+	before, known := s.all(), s.marked()
 	runs.Add(1)
 	cmd := exec.Command(ring.chandler, append([]string{verb, "--bin-dir", s.bin, "--termination-log="}, args...)...)
 	var said strings.Builder
@@ -390,7 +400,7 @@ func (s *sequence) chandler(verb string, args []string) (killed bool) {
 	s.log = append(s.log, line)
 	after := s.all()
 	for _, name := range sequenceNames {
-		s.judge(verb, name, before[name], after[name], killed, args)
+		s.judge(verb, name, before[name], after[name], known[name], killed, args)
 	}
 	s.nothingLost(killed, after)
 	if !killed && cmd.ProcessState.ExitCode() != 0 {
@@ -403,10 +413,10 @@ func (s *sequence) chandler(verb string, args []string) (killed bool) {
 }
 
 // judge holds what became of one name to the model, and moves the model on.
-func (s *sequence) judge(verb, name string, before, after standing, killed bool, args []string) {
+func (s *sequence) judge(verb, name string, before, after standing, marked, killed bool, args []string) {
 	held := s.held[name]
 	newest := ""
-	if len(held) > 0 {
+	if len(held) > 0 && (marked || before.look != "") { // what was restored already and removed does not come back
 		newest = held[len(held)-1]
 	}
 	if verb == "stage" {

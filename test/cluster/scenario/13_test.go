@@ -53,8 +53,8 @@ func TestScenario13(t *testing.T) {
 
 		ring.multus(t, ring.platform(t, "networking.stageCniPlugins=false", "networking.restoreCniPlugins=true"))
 		pod := ring.multusPod(t)
-		if message := lastWords(pod, "restore-cni-plugins"); !strings.HasPrefix(message, "restored ") ||
-			!strings.HasSuffix(message, " plugins in /opt/cni/bin: 3 put back, 10 removed, 1 left") {
+		if message := lastWords(pod, "restore-cni-plugins"); !strings.HasPrefix(message, "left: vlan\nvlan: left: is not what staging put there: ") ||
+			!strings.HasSuffix(message, "restored 13 plugins in /opt/cni/bin: 3 put back, 10 removed, 1 left") {
 			t.Errorf("the termination message is %q", message)
 		}
 		if message := terminationMessage(pod); message != "" {

@@ -1,0 +1,187 @@
+//go:build faults
+
+package disk
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// What the ring root has of scarcity, and is not here again: full disks, few open files, small files, no capabilities.
+
+// insideMounts makes a command that runs chandler in a mount namespace of its own, after a shell has done something there.
+func insideMounts(script string) []string {
+	return []string{"unshare", "--mount", "sh", "-c", "set -e; " + script + `; exec "$@"`, "sh"}
+}
+
+// A container is given 16 MiB of memory, the plugins that are run to see whether they can included.
+func TestLittleMemory(t *testing.T) {
+	const limit = 16 << 20
+	for _, bundle := range []string{ring.multicall, ring.separate} {
+		for _, update := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, update %v", filepath.Base(bundle), update), func(t *testing.T) {
+				d := newDisk(t, 640<<20) // what is written to a tmpfs would be memory too
+				d.format("ext4")
+				dir := mkdir(t, filepath.Join(d.at, "bin"))
+				if update {
+					place(t, ring.fewOlder, dir, fewNames...)
+				}
+				group := memoryGroup(t, limit)
+				o := call{bundle: bundle, dir: dir, wrap: []string{"sh", "-c", `echo $$ >"$0/cgroup.procs"; exec "$@"`, group}}.run(t)
+				if update {
+					o.counts(t, 9, 5, 0, 0)
+				} else {
+					o.counts(t, 14, 0, 0, 0)
+				}
+				holds(t, bundle, dir, allNames(t)...)
+				for _, file := range []string{"memory.max_usage_in_bytes", "memory.peak"} {
+					if peak, err := os.ReadFile(filepath.Join(group, file)); err == nil {
+						n, _ := strconv.ParseInt(strings.TrimSpace(string(peak)), 10, 64)
+						if n < 4<<20 || n > limit {
+							t.Errorf("a peak of %d bytes: the limit was on something else", n)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// memoryGroup makes a cgroup of either version with a limit.
+func memoryGroup(t *testing.T, limit int64) string {
+	t.Helper()
+	group, file := "/sys/fs/cgroup/memory/"+ring.id, "memory.limit_in_bytes"
+	if !exists("/sys/fs/cgroup/memory") {
+		group, file = "/sys/fs/cgroup/"+ring.id, "memory.max"
+	}
+	must(t, os.Mkdir(group, 0o755))
+	t.Cleanup(func() {
+		eventually(t, "the cgroup is removed", func() bool { return os.Remove(group) == nil })
+	})
+	must(t, os.WriteFile(filepath.Join(group, file), []byte(fmt.Sprint(limit)), 0o644))
+	return group
+}
+
+// A node's or a container's world may lack what most have.
+func TestBareContainer(t *testing.T) {
+	for name, script := range map[string]string{
+		"no /proc":            "mount -t tmpfs none /proc; test ! -e /proc/self",
+		"no /dev":             "mount -t tmpfs none /dev; test ! -e /dev/null",
+		"no /sys":             "mount -t tmpfs none /sys",
+		"a read-only root":    "mount -o remount,bind,ro /; ! touch /here 2>/dev/null",
+		"no /tmp":             "mount -t tmpfs none /tmp; mount -o remount,ro /tmp; unset TMPDIR HOME PATH",
+		"nothing of all that": "mount -t tmpfs none /proc; mount -t tmpfs none /dev; mount -t tmpfs none /sys; mount -o remount,bind,ro /",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			place(t, ring.fewOlder, dir, "static", "sbr")
+			log := filepath.Join(t.TempDir(), "log")
+			write(t, log, "", 0o644)
+			c := call{bundle: ring.few, dir: dir, wrap: insideMounts(script), log: log}
+			o := c.run(t)
+			o.counts(t, 3, 2, 0, 0)
+			if o.stderr != "" || !strings.HasSuffix(read(t, log), ": 3 new, 2 replaced, 0 unchanged\n") {
+				t.Errorf("stderr %q, the termination log %q", o.stderr, read(t, log))
+			}
+			holds(t, ring.few, dir, fewNames...)
+			if left := litter(t, dir, fewNames...); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+			c.run(t).counts(t, 0, 0, 5, 0)
+		})
+	}
+}
+
+// Outside a pod there is no termination log: none is made, and nothing is said of it.
+func TestNoTerminationLog(t *testing.T) {
+	const log = "/dev/termination-log"
+	if exists(log) {
+		t.Fatalf("%s is there: this shows nothing", log)
+	}
+	dir := t.TempDir()
+	o := call{bundle: ring.few, dir: dir, log: log}.run(t)
+	o.counts(t, 5, 0, 0, 0)
+	if o.stderr != "" || exists(log) {
+		t.Errorf("stderr %q, the log is there: %v", o.stderr, exists(log))
+	}
+}
+
+// The disk has no inode left for the k-th thing that staging makes, for each k: the files, the marks, the folders of originals,
+// the ledger. What is reported as staged is, what was there is there or kept, and with room again the next run puts all right.
+func TestDiskIsFullAtEachInode(t *testing.T) {
+	for _, update := range []bool{false, true} {
+		t.Run(fmt.Sprintf("update %v", update), func(t *testing.T) {
+			failures, kept := 0, 0
+			for k := 0; ; k++ {
+				at := t.TempDir()
+				must(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=200m,nr_inodes=200"))
+				t.Run(fmt.Sprint(k), func(t *testing.T) {
+					t.Cleanup(func() { unmount(t, at) })
+					dir := mkdir(t, filepath.Join(at, "bin"))
+					before := make(map[string]identity)
+					if update {
+						place(t, ring.fewOlder, dir, "static", "sbr", "vrf")
+						for _, name := range []string{"static", "sbr", "vrf"} {
+							before[name] = identified(t, filepath.Join(dir, name))
+						}
+					}
+					var st unix.Statfs_t
+					must(t, unix.Statfs(at, &st))
+					must(t, unix.Mount("tmpfs", at, "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("nr_inodes=%d", int(st.Files-st.Ffree)+k)))
+					o := stage(t, ring.few, dir)
+					failed := o.failed()
+					if o.code != 0 || o.report.Outcome != "staged" {
+						t.Fatalf("exit %d: %s", o.code, o.stderr)
+					}
+					failures = len(failed) + len(o.report.Warnings)
+					for _, name := range fewNames {
+						path := filepath.Join(dir, name)
+						cause, bad := failed[name]
+						switch was, had := before[name]; {
+						case !bad:
+							holds(t, ring.few, dir, name)
+							if had {
+								kept++
+								if found := glob(t, dir, ".chandler/originals", name, "*"); len(found) != 1 || identified(t, found[0]) != was {
+									t.Errorf("%s: kept %v", name, found)
+								}
+							}
+						case !strings.Contains(cause, "no space left on device"):
+							t.Errorf("%s: %s", name, cause)
+						case had && identified(t, path) != was:
+							t.Errorf("%s failed and is another file", name)
+						case !had && exists(path):
+							t.Errorf("%s failed and is there", name)
+						}
+					}
+					if left := litter(t, dir, fewNames...); len(left) > 0 {
+						t.Errorf("left: %v", left)
+					}
+					must(t, unix.Mount("tmpfs", at, "tmpfs", unix.MS_REMOUNT, "nr_inodes=200"))
+					if o := stage(t, ring.few, dir); o.code != 0 || len(o.failed())+len(o.report.Warnings) > 0 {
+						t.Fatalf("exit %d: %s", o.code, o.stderr)
+					}
+					holds(t, ring.few, dir, fewNames...)
+					for name, was := range before {
+						if found := glob(t, dir, ".chandler/originals", name, "*"); len(found) != 1 || identified(t, found[0]) != was {
+							t.Errorf("%s: kept %v", name, found)
+						}
+					}
+				})
+				if t.Failed() || failures == 0 {
+					t.Logf("full at each of %d", k)
+					if k < 10 {
+						t.Error("too few: this shows nothing")
+					}
+					break
+				}
+			}
+		})
+	}
+}
