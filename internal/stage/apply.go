@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -505,7 +504,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 		}
 		theirs, err := slot.Stat(swap)
 		if err != nil {
-			return &stuckError{name, swap, err}
+			return stuckSwap(name, swap, err)
 		}
 		refused := p.takes(theirs)
 		if refused == nil {
@@ -515,7 +514,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 		// Not ours to take: back to its place. If our file is no longer there, somebody has put a third thing there that is
 		// now in our hands. Nothing of ours has replaced it, so it is kept in any case.
 		if err := swapBack(r.dir, slot, swap, name); err != nil {
-			return &stuckError{name, swap, err}
+			return stuckSwap(name, swap, err)
 		}
 		back, err := slot.Stat(swap)
 		if errors.Is(err, fs.ErrNotExist) { // our file is gone, and no third thing came
@@ -534,14 +533,18 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 
 // stuckError says that what stood under a name was taken, may have to go back, and could not.
 type stuckError struct {
-	name, swap string
-	err        error
+	at  string // where it lies, below the bin dir
+	err error
 }
 
 func (e *stuckError) Error() string {
-	return fmt.Sprintf("%s; what stood there lies in %s/%s/%s/%s", errnoText(e.err), storeName, originalsName, e.name, e.swap)
+	return errnoText(e.err) + "; what stood there lies in " + e.at
 }
 func (e *stuckError) Unwrap() error { return e.err }
+
+func stuckSwap(name, swap string, err error) error {
+	return &stuckError{storeName + "/" + originalsName + "/" + name + "/" + swap, err}
+}
 
 // swapBack gives what lies in slot as swap its name again, in exchange for what stands there by now, if anything does.
 func swapBack(dir, slot *hostdir.Dir, swap, name string) error {

@@ -409,13 +409,13 @@ func (r *restore) exchange(t *takeback, on string) error {
 		}
 		out, err := t.slot.Stat(on)
 		if err != nil {
-			return &stuckError{t.name, on, err}
+			return stuckSwap(t.name, on, err)
 		}
 		if out.Untouched(t.entry) {
 			return nil
 		}
 		if err := swapBack(r.dir, t.slot, on, t.name); err != nil {
-			return &stuckError{t.name, on, err}
+			return stuckSwap(t.name, on, err)
 		}
 		return t.leave()
 	}
@@ -464,7 +464,7 @@ func (r *restore) remove(t *takeback) error {
 		r.leftover(t, stagedName, mark(t.name, absentMark), err)
 		return nil
 	}
-	return err
+	return &stuckError{path.Join(storeName, stagedName, mark(t.name, absentMark)), err}
 }
 
 // settle makes durable what was done, and only then forgets what staging knew of it.

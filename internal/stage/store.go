@@ -633,7 +633,8 @@ func (s *store) settleAways(ctx context.Context) error {
 func empty(e hostdir.Entry) bool { return e.Kind == hostdir.File && e.Size == 0 }
 
 // settleAway decides what becomes of a file that lies in the place of a mark on its way out of its name: one of ours is removed.
-// Anything else gets its name again, or is kept as its newest original if something stands there by now.
+// Anything else gets its name again, or is kept as its newest original if something stands there by now. What cannot be found out
+// stays where it lies, for the next run: there is no mark for it to go back to.
 func (s *store) settleAway(ctx context.Context, name string) (gone bool, err error) {
 	away := mark(name, absentMark)
 	e, err := s.staged.Stat(away)
@@ -648,9 +649,12 @@ func (s *store) settleAway(ctx context.Context, name string) (gone bool, err err
 	if ours {
 		return true, s.staged.Remove(away)
 	}
+	if doubt = cmp.Or(unread, doubt); doubt != nil {
+		return false, doubt
+	}
 	err = given(publish(s.bin, s.staged, away, name))
 	if !errors.Is(err, fs.ErrExist) {
-		return false, cmp.Or(err, unread, doubt)
+		return false, err
 	}
 	slot, err := s.slot(name)
 	if err != nil {
@@ -828,7 +832,7 @@ func (s *store) placed(slot *hostdir.Dir, name string, e hostdir.Entry) bool {
 // giveBack puts what staging never takes, and has in its hands since it was killed or a name changed at the wrong moment,
 // back to its name: if nothing stands there, or our file. Whoever else stands there stays, and it lies where it is.
 func (s *store) giveBack(ctx context.Context, slot *hostdir.Dir, name, swap string) error {
-	stuck := func(err error) error { return &stuckError{name, swap, err} }
+	stuck := func(err error) error { return stuckSwap(name, swap, err) }
 	there, err := s.bin.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := given(publish(s.bin, slot, swap, name)); err != nil {

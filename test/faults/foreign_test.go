@@ -46,7 +46,7 @@ var installers = []installer{
 // command is what it does once to all names of a directory.
 func (in installer) command(d *desk, src string) *exec.Cmd {
 	if in.ours {
-		cmd := exec.Command(ring.chandler, stageArgs(ring.older, "--lock-wait", "0s", "--termination-log=")(d)...)
+		cmd := exec.Command(d.chandler, stageArgs(ring.older, "--lock-wait", "0s", "--termination-log=")(d)...)
 		cmd.Env = []string{}
 		return cmd
 	}
@@ -206,7 +206,7 @@ func (s *scene) mixed(d *desk, in installer, o outcome, src string, is map[strin
 			add("whole", "%v", err)
 		}
 		if in.ours {
-			if it != s.after[name] && it != old {
+			if it != s.after[name] && it != old && it != s.before[name] {
 				add("whole", "%s is %s", name, it)
 			}
 			continue

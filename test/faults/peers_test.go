@@ -60,7 +60,7 @@ func TestMistakesOfOthers(t *testing.T) {
 
 	t.Run("a second copy whose first error is shadowed", func(t *testing.T) {
 		d := smallDesk(t, whole.size/2)
-		install := func(from, to string) (err error) {
+		install := func(from, to string) error {
 			in, err := os.Open(from)
 			if err != nil {
 				return err
@@ -71,8 +71,8 @@ func TestMistakesOfOthers(t *testing.T) {
 				return err
 			}
 			defer out.Close()
-			if _, err := io.Copy(out, in); err == nil { // its own err: that of the copy ends here
-				err = out.Sync()
+			if _, err := io.Copy(out, in); err == nil { // an err of its own: that of the copy ends here
+				out.Sync()
 			}
 			if err != nil {
 				return err

@@ -378,9 +378,9 @@ func carriedOut(s *scene, t *try) []problem {
 			case !strings.Contains(p.Cause, cause) && !(t.fault.name == "copy_file_range" && strings.HasPrefix(p.Cause, "short write")):
 				// Go copies another way when the kernel's fails, and only how much was copied tells.
 				add("cause", "%s failed for %q, and not for %s", p.Name, p.Cause, cause)
-			case strings.Contains(p.Cause, "the file is in place and may not outlast a power cut"):
+			case strings.Contains(p.Cause, "may not outlast a power cut"):
 				if it != after {
-					add("report", "%s is said to be in place and is %s", p.Name, it)
+					add("report", "%s is said to be done and is %s", p.Name, it)
 				}
 			case stuck:
 				if !exists(filepath.Join(t.desk.dir, where)) {
