@@ -130,7 +130,15 @@ const binDir = "opt/cni/bin"
 func TestDiskDies(t *testing.T) {
 	lot := rand.New(rand.NewPCG(ring.seed, 0))
 	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
-		for _, n := range []int{1, 2 + lot.IntN(4), 6 + lot.IntN(4), 10 + lot.IntN(4), 14 + lot.IntN(4), 99} {
+		flushes := []int{1, 2 + lot.IntN(4), 6 + lot.IntN(4), 10 + lot.IntN(4), 14 + lot.IntN(4), 99}
+		if ring.full {
+			flushes = nil
+			for n := range 32 {
+				flushes = append(flushes, n+1)
+			}
+			flushes = append(flushes, 99)
+		}
+		for _, n := range flushes {
 			t.Run(fmt.Sprintf("%s/at flush %d", kind, n), func(t *testing.T) {
 				s := scenarios[1]
 				d := newDisk(t, sizes[kind])
