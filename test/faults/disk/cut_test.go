@@ -37,7 +37,10 @@ type scenario struct {
 	prepare func(t *testing.T, dir string) map[string]standing
 	synced  bool // what another program put there is synced by itself alone, a moment before the run
 	beside  bool // another program syncs small writes to the same disk all the time, and with them whatever has been done by then
+	restore bool // what is cut is the restoring of what was staged
 	args    []string
+
+	left []string // what lies in the directory after a run that is not cut
 }
 
 var scenarios = []scenario{
@@ -46,6 +49,8 @@ var scenarios = []scenario{
 	{name: "update of what was just written", bundle: "few", names: fewNames, prepare: mixture, synced: true},
 	{name: "update beside a program that syncs", bundle: "few", names: fewNames, prepare: mixture, beside: true},
 	{name: "one file under all names", bundle: "linked", names: linkedNames, prepare: older},
+	{name: "restore", bundle: "few", names: fewNames, prepare: mixture, restore: true},
+	{name: "restore beside a program that syncs", bundle: "few", names: fewNames, prepare: mixture, restore: true, beside: true},
 	{name: "one file linked to all names", full: true, bundle: "linked", names: linkedNames, prepare: older, args: []string{"--layout", "linked"}},
 }
 
@@ -130,7 +135,15 @@ const binDir = "opt/cni/bin"
 func TestDiskDies(t *testing.T) {
 	lot := rand.New(rand.NewPCG(ring.seed, 0))
 	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
-		for _, n := range []int{1, 2 + lot.IntN(4), 6 + lot.IntN(4), 10 + lot.IntN(4), 14 + lot.IntN(4), 99} {
+		flushes := []int{1, 2 + lot.IntN(4), 6 + lot.IntN(4), 10 + lot.IntN(4), 14 + lot.IntN(4), 99}
+		if ring.full {
+			flushes = nil
+			for n := range 32 {
+				flushes = append(flushes, n+1)
+			}
+			flushes = append(flushes, 99)
+		}
+		for _, n := range flushes {
 			t.Run(fmt.Sprintf("%s/at flush %d", kind, n), func(t *testing.T) {
 				s := scenarios[1]
 				d := newDisk(t, sizes[kind])
@@ -172,6 +185,10 @@ func (s scenario) cut(t *testing.T, kind string) {
 	d.format(kind)
 	dir := filepath.Join(d.at, binDir)
 	before := s.prepare(t, dir)
+	if s.restore {
+		stage(t, bundle, dir).counts(t, 1, 4, 0, 0)
+		bundle = ""
+	}
 	d.sync()
 	if s.synced {
 		s.rewrite(t, dir, before)
@@ -186,15 +203,18 @@ func (s scenario) cut(t *testing.T, kind string) {
 	o := run.run(t)
 	d.mark("reported")
 	stop()
-	if o.code != 0 || len(o.failed()) > 0 || len(o.report.Warnings) > 0 {
+	if o.code != 0 || len(o.failed()) > 0 || len(s.unexpected(o)) > 0 {
 		t.Fatalf("exit %d: %s", o.code, o.stderr)
+	}
+	if s.restore {
+		s.left = namesBelow(t, dir)
 	}
 	d.sync() // what the kernel would have written later
 	var log []Step
 	d.ask("Log", false, &log)
 	d.unmount()
 
-	most := 18
+	most := 14
 	if ring.full {
 		most = 300
 	}
@@ -205,7 +225,11 @@ func (s scenario) cut(t *testing.T, kind string) {
 		var lost int
 		d.ask("Cut", c.Cut, &lost)
 		d.mount("cut")
-		if err := s.examine(t, dir, bundle, before, reported[c.reported], seen); err != nil {
+		examine := s.examine
+		if s.restore {
+			examine = s.examineRestored
+		}
+		if err := examine(t, dir, bundle, before, reported[c.reported], seen); err != nil {
 			t.Errorf("the power is cut after %d of %d steps (%s), %d pieces are lost (%+v): %v", c.At, len(log), c.where, lost, c.Cut, err)
 		}
 		d.unmount()
@@ -215,7 +239,7 @@ func (s scenario) cut(t *testing.T, kind string) {
 	}
 	examined.add(kind, len(cuts))
 	t.Logf("%d cuts in %s; they left %v", len(cuts), describe(log), seen)
-	if seen["new"] == 0 || seen["old"]+seen["absent"] == 0 {
+	if seen["new"]+seen["back"] == 0 || seen["old"]+seen["absent"] == 0 {
 		t.Error("no cut came in the middle of anything: this shows nothing")
 	}
 }
@@ -402,6 +426,82 @@ func (s scenario) examine(t *testing.T, dir, bundle string, before map[string]st
 		return fmt.Errorf("the next run left %v", left)
 	}
 	return nil
+}
+
+// examineRestored does the same where it is the restoring that was cut: a name is our file, whole, or what stood there before
+// staging came, the very file.
+func (s scenario) examineRestored(t *testing.T, dir, _ string, before map[string]standing, reported []string, seen map[string]int) error {
+	original := func(name string) identity { // the newest of somebody else's
+		if keep := before[name].keep; len(keep) > 0 {
+			return keep[len(keep)-1]
+		}
+		return identity{}
+	}
+	for _, name := range s.names {
+		id, err := identify(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		state := "neither the original nor ours"
+		switch {
+		case id == original(name):
+			state = "back"
+		case wrongAs(ring.few, dir, name) == "":
+			state = "old"
+		}
+		seen[state]++
+		if state != "back" && state != "old" || slices.Contains(reported, name) && state != "back" {
+			return fmt.Errorf("%s is %s: %+v (%s); reported %v", name, state, id, wrongAs(ring.few, dir, name), reported)
+		}
+		has, err := kept(t, dir, name)
+		if err != nil {
+			return err
+		}
+		if want := original(name); state == "old" && want != (identity{}) && !slices.Contains(has, want) {
+			return fmt.Errorf("of %s this is lost: %+v; there is %+v", name, want, has)
+		}
+	}
+	o := call{dir: dir, args: s.args}.run(t)
+	if o.code != 0 || len(o.failed()) > 0 || len(s.unexpected(o)) > 0 {
+		return fmt.Errorf("the next run: exit %d: %s", o.code, o.stderr)
+	}
+	for _, name := range s.names {
+		id, err := identify(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) || id != original(name) {
+			return fmt.Errorf("the next run left %s as %+v (%v), want %+v", name, id, err, original(name))
+		}
+		// The older ones that nothing is to become of are somebody's all the same.
+		has, err := kept(t, dir, name)
+		if err != nil {
+			return err
+		}
+		for _, want := range before[name].keep {
+			if want != original(name) && !slices.Contains(has, want) {
+				return fmt.Errorf("the next run lost of %s: %+v", name, want)
+			}
+		}
+	}
+	if left := namesBelow(t, dir); !slices.Equal(left, s.left) {
+		return fmt.Errorf("the next run left %v, want %v", left, s.left)
+	}
+	return nil
+}
+
+func namesBelow(t *testing.T, dir string) (names []string) {
+	for path := range tree(t, dir) {
+		rel, err := filepath.Rel(dir, path)
+		must(t, err)
+		names = append(names, rel)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// unexpected are a run's warnings, but for the one that older originals stay where they are restored from.
+func (s scenario) unexpected(o outcome) []string {
+	return slices.DeleteFunc(o.report.Warnings, func(w string) bool {
+		return s.restore && strings.HasPrefix(w, "originals of vrf stay in ")
+	})
 }
 
 // kept identifies what lies among a name's originals, also in the middle of an exchange.

@@ -25,7 +25,7 @@ import (
 
 var runs atomic.Int64
 
-// call is one command line of chandler stage.
+// call is one command line of chandler: of stage, or of restore where no bundle is named.
 type call struct {
 	bundle, dir string
 	args        []string
@@ -74,8 +74,13 @@ type process struct {
 func (c call) start(t testing.TB) *process {
 	t.Helper()
 	runs.Add(1)
-	argv := append(slices.Clone(c.wrap), ring.chandler, "stage", "--output", "json", "--bundle", c.bundle, "--bin-dir", c.dir,
-		"--termination-log="+c.log)
+	argv := append(slices.Clone(c.wrap), ring.chandler)
+	if c.bundle == "" {
+		argv = append(argv, "restore")
+	} else {
+		argv = append(argv, "stage", "--bundle", c.bundle)
+	}
+	argv = append(argv, "--output", "json", "--bin-dir", c.dir, "--termination-log="+c.log)
 	p := &process{t: t, cmd: exec.Command(argv[0], append(argv[1:], c.args...)...)}
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Dir = &p.stdout, &p.stderr, "/"
 	p.cmd.SysProcAttr = c.attr
