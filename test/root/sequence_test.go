@@ -354,9 +354,10 @@ func (s *sequence) restore() {
 // known is what staging knows of, as its folder has it.
 func (s *sequence) known() []string {
 	var names []string
+	marked := s.marked()
 	for _, name := range sequenceNames {
-		marks, _ := filepath.Glob(filepath.Join(s.bin, ".chandler/staged", name+"@*"))
-		if len(marks) > 0 || exists(filepath.Join(s.bin, ".chandler/originals", name)) {
+		kept, _ := filepath.Glob(filepath.Join(s.bin, ".chandler/originals", name, "[0-9]*-*"))
+		if marked[name] || len(kept) > 0 {
 			names = append(names, name)
 		}
 	}
