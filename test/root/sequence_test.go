@@ -281,12 +281,11 @@ func (s *sequence) foreign() {
 		// One of ours, linked by somebody, would be neither theirs nor ours.
 		from := sequenceNames[s.random.IntN(len(sequenceNames))]
 		other := filepath.Join(s.bin, from)
-		if i, err := os.Lstat(other); from != name && err == nil && !i.IsDir() && !s.look(from).ours {
-			os.Remove(path)
-			what, err = "ln "+filepath.Base(other), os.Link(other, path)
-			break
+		if i, err := os.Lstat(other); from == name || err != nil || i.IsDir() || s.look(from).ours {
+			return
 		}
-		return
+		os.Remove(path)
+		what, err = "ln "+from, os.Link(other, path)
 	case kind == 8 && now.look == "":
 		if s.random.IntN(2) == 0 {
 			what, err = "mkdir", os.Mkdir(path, 0o755)
