@@ -382,6 +382,9 @@ func (r *run) remark() {
 	for _, p := range r.work {
 		if p.published {
 			marks = append(marks, mark(p.Plugin.Name, p.Plugin.SHA256))
+			if p.Action == New {
+				marks = append(marks, mark(p.Plugin.Name, absentMark))
+			}
 		}
 	}
 	if err := r.store.remark(marks...); err != nil {
@@ -621,6 +624,9 @@ func (r *run) file(p *piece, slot *hostdir.Dir, swap string, others filing) {
 	name := p.Plugin.Name
 	settled, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, others)
 	p.original, p.displaced = settled.original, settled.digest
+	if err == nil && settled.digest == unreadDigest {
+		r.warn("%s: what was replaced could not be read, and is kept whoever's it is", name)
+	}
 	if err != nil {
 		r.warn("%s: what was replaced is kept as %s/%s/%s: %s", name, originalsName, name, swap, errnoText(err))
 	}

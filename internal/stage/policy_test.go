@@ -187,20 +187,22 @@ func TestPolicyOfAnExtra(t *testing.T) {
 // What comes, or changes, between the plan and its turn was not what the policy was asked about.
 func TestPolicyRaces(t *testing.T) {
 	for _, policy := range []Policy{Newer, Missing} {
-		for _, state := range []string{"absent", "older"} {
-			if policy == Missing && state == "older" {
+		for _, state := range []string{"absent", "older", "written to in place"} {
+			if policy == Missing && state != "absent" {
 				continue // is kept anyway
 			}
 			t.Run(string(policy)+"/"+state, func(t *testing.T) {
 				bin := t.TempDir()
 				path := filepath.Join(bin, "bridge")
-				if state == "older" {
+				if state != "absent" {
 					write(t, path, string(builtAs("bridge", "v1.0.0", "")), 0o755)
 				}
 				var theirs string
 				comes := func() {
 					if theirs == "" {
-						os.Remove(path)
+						if state != "written to in place" {
+							os.Remove(path)
+						}
 						write(t, path, "a patched build", 0o755)
 						theirs = ident(t, path)
 					}

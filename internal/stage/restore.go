@@ -233,6 +233,11 @@ func (t *takeback) look(ctx context.Context, s *store) error {
 	if err != nil {
 		return err
 	}
+	if s.change { // in a dry run it is told what is going to be
+		if err := s.settledName(t.slot, t.name); err != nil {
+			return err
+		}
+	}
 	if n := len(kept); n > 0 {
 		t.original, t.older = kept[n-1], n-1
 		if t.original.digest != unreadDigest {
@@ -278,9 +283,12 @@ func (t *takeback) lookAtNothing(s *store, kept []original) error {
 		return err
 	}
 	absent, err := s.markedAbsent(t.name)
+	back := s.comesBack(t.name)
 	switch {
 	case err != nil:
 		return err
+	case back:
+		t.action, t.cause = Left, "is not what staging put there: comes back when what an interrupted run has left is filed"
 	case marked && len(kept) > 0:
 		t.action = PutBack
 	case absent:
@@ -290,6 +298,23 @@ func (t *takeback) lookAtNothing(s *store, kept []original) error {
 		t.action, t.cause = Left, "is gone already"
 	}
 	return nil
+}
+
+// comesBack says whether what an interrupted restoring had in its hands, and is somebody's, is going to get the name again.
+func (s *store) comesBack(name string) bool {
+	if s.staged == nil {
+		return false
+	}
+	e, err := s.staged.Stat(mark(name, absentMark))
+	if err != nil || empty(e) {
+		return false
+	}
+	digest, err := digestOf(context.Background(), s.staged, mark(name, absentMark), e)
+	if err != nil {
+		return true
+	}
+	ours, err := s.ours(name, digest, e)
+	return err == nil && !ours
 }
 
 func (t *takeback) openSlot(ctx context.Context, s *store) ([]original, error) {
@@ -450,6 +475,9 @@ func (r *restore) replace(t *takeback, on string) error {
 // remove takes our file away from a name under which nothing stood. On its way out it takes the place of the mark that says so:
 // that needs no room, also on a full disk.
 func (r *restore) remove(t *takeback) error {
+	if err := r.store.settledName(nil, t.name); err != nil {
+		return err
+	}
 	if err := replace(r.store.staged, r.dir, t.name, mark(t.name, absentMark)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) { // removed, or a directory by now
 			return t.leave()
@@ -572,10 +600,16 @@ func (s *store) dismiss(done []*takeback) error {
 			}
 		}
 		for _, t := range done {
-			if m := s.publishedAgain(t); m != "" && slices.Contains(marks, m) {
-				_, err := s.mark(m)
-				fail(err)
+			m := s.publishedAgain(t)
+			if m == "" || !slices.Contains(marks, m) {
+				continue
 			}
+			again := []string{m}
+			if absent := mark(t.name, absentMark); slices.Contains(marks, absent) || t.action == Removed {
+				again = append(again, absent)
+			}
+			_, err := s.mark(again...)
+			fail(err)
 		}
 		fail(syncDir(s.staged))
 	}

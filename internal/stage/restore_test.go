@@ -865,3 +865,143 @@ func TestRestoreOriginalInPlace(t *testing.T) {
 		t.Errorf("%q, %v", data, err)
 	}
 }
+
+// A name of which something is still on its way is not restored to anything else, and not forgotten.
+func TestRestoreWaitsForWhatIsUnsettled(t *testing.T) {
+	fault := func(to string) error { return &fs.PathError{Op: "rename", Path: to, Err: syscall.EIO} }
+	for _, state := range []string{"taken by staging", "away", "away, purge"} {
+		t.Run(state, func(t *testing.T) {
+			bin := t.TempDir()
+			path := filepath.Join(bin, "bridge")
+			if state == "taken by staging" {
+				write(t, path, "older", 0o711)
+			}
+			stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+			left := filepath.Join(bin, storeName, stagedName, mark("bridge", absentMark))
+			if state == "taken by staging" {
+				left = filepath.Join(bin, storeName, originalsName, "bridge", swapName(sum(ref("bridge", "v1").data), "RUN"))
+			}
+			write(t, left, "theirs", 0o711)
+			theirs := ident(t, left)
+			t.Run("fault", func(t *testing.T) {
+				real := publish
+				swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
+					if name == filepath.Base(left) {
+						return fault(to)
+					}
+					return real(d, from, name, to)
+				})
+				if state == "away, purge" {
+					if _, warnings, err := Purge(t.Context(), RestoreOptions{BinDir: bin}); err != nil || len(warnings) == 0 {
+						t.Errorf("%q, %v", warnings, err)
+					}
+					return
+				}
+				r := Restore(t.Context(), RestoreOptions{BinDir: bin})
+				checkReport(t, r)
+				want(t, r, "bridge:failed")
+				inPlace(t, bin, ref("bridge", "v1"))
+			})
+			if now := ident(t, left); now != theirs {
+				t.Fatalf("left is %s\nwas %s", now, theirs)
+			}
+			want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:put back")
+			if now := ident(t, path); now != theirs {
+				t.Errorf("there is %s\nwant %s", now, theirs)
+			}
+		})
+	}
+}
+
+// A staging without the lock whose marks a restoring takes away between its mark and its publishing makes sure of them.
+func TestMarksOfAnUnlockedStaging(t *testing.T) {
+	for _, before := range []string{"nothing", "theirs"} {
+		t.Run(before, func(t *testing.T) {
+			bin := t.TempDir()
+			path := filepath.Join(bin, "bridge")
+			if before == "theirs" {
+				write(t, path, "theirs", 0o711)
+			}
+			b := packed(t, "v1", ref("bridge", "v1"), ref("ptp", "v1"))
+			stage(t, b, Options{BinDir: bin})
+			holder, err := hostdir.Open(bin)
+			must(t, err)
+			must(t, holder.TryLock())
+			must(t, os.Remove(path)) // so that the staging has something to do
+			t.Run("staging", func(t *testing.T) {
+				real := publish
+				swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
+					if to == "bridge" && holder != nil {
+						holder.Close()
+						holder = nil
+						Restore(context.Background(), RestoreOptions{BinDir: bin})
+					}
+					return real(d, from, name, to)
+				})
+				checkReport(t, Run(t.Context(), b, Options{BinDir: bin}))
+			})
+			r := restored(t, RestoreOptions{BinDir: bin, Only: []string{"bridge"}})
+			if got := result(t, r, "bridge"); got.Action != PutBack && got.Action != Removed {
+				t.Errorf("%s %s", got.Action, got.Cause)
+			}
+			if before == "nothing" {
+				wantGone(t, path)
+			} else if data, err := os.ReadFile(path); err != nil || string(data) != "theirs" {
+				t.Errorf("%q, %v", data, err)
+			}
+		})
+	}
+}
+
+// The marks go when what was put back is durable: after the bin dir and the folder of the originals were synced.
+func TestRestoreSyncsBeforeItForgets(t *testing.T) {
+	bin := t.TempDir()
+	write(t, filepath.Join(bin, "bridge"), "theirs", 0o711)
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	marks := filepath.Join(bin, storeName, stagedName, "bridge@*")
+	synced := make(map[string]bool)
+	real := syncDir
+	swapVar(t, &syncDir, func(d *hostdir.Dir) error {
+		left, err := filepath.Glob(marks)
+		must(t, err)
+		if len(left) > 0 {
+			synced[filepath.Base(d.Path())] = true
+		}
+		return real(d)
+	})
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:put back")
+	if !synced[filepath.Base(bin)] || !synced["bridge"] {
+		t.Errorf("synced before the marks went: %v", synced)
+	}
+}
+
+// One of our own files that could not be read when it was replaced is known for ours once it can be.
+func TestUnreadOriginalOfOurs(t *testing.T) {
+	for _, before := range []string{"nothing", "theirs"} {
+		t.Run(before, func(t *testing.T) {
+			bin := t.TempDir()
+			path := filepath.Join(bin, "bridge")
+			theirs := ""
+			if before == "theirs" {
+				write(t, path, "theirs", 0o711)
+				theirs = ident(t, path)
+			}
+			stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+			slot := filepath.Join(bin, storeName, originalsName, "bridge")
+			must(t, os.MkdirAll(slot, 0o700))
+			stage(t, packed(t, "v2", ref("bridge", "v2")), Options{BinDir: bin})
+			write(t, filepath.Join(slot, "7-"+unreadDigest), string(ref("bridge", "v1").data), 0o755)
+			list, err := Originals(t.Context(), RestoreOptions{BinDir: bin})
+			if n := map[string]int{"nothing": 0, "theirs": 1}[before]; err != nil || len(list) != n {
+				t.Errorf("%v, %v", list, err)
+			}
+			restored(t, RestoreOptions{BinDir: bin})
+			if before == "nothing" {
+				wantGone(t, path)
+			} else if now := ident(t, path); now != theirs {
+				t.Errorf("there is %s\nwant %s", now, theirs)
+			}
+			wantGone(t, filepath.Join(bin, storeName))
+		})
+	}
+}

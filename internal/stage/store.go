@@ -176,7 +176,7 @@ func (s *store) keptIn(ctx context.Context, slot *hostdir.Dir, name string) ([]o
 	if err != nil {
 		return nil, err
 	}
-	kept := parseOriginals(files)
+	kept := slices.DeleteFunc(parseOriginals(files), func(o original) bool { return s.oursAfterAll(ctx, slot, name, o) })
 	for _, file := range files {
 		if s.change || originalName.MatchString(file) || !isOurs(file) {
 			continue
@@ -228,11 +228,38 @@ func (s *store) markedAbsent(name string) (bool, error) {
 	if s.staged == nil {
 		return false, nil
 	}
-	_, err := s.staged.Stat(mark(name, absentMark))
+	e, err := s.staged.Stat(mark(name, absentMark))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	return err == nil, err
+	return err == nil && empty(e), err
+}
+
+// errUnsettled says that what an interrupted run has left under a name has not found its place yet: before it has, nobody can say what
+// is to stand there.
+var errUnsettled = errors.New("what an interrupted run has left could not be filed yet")
+
+// settledName says whether nothing of a name is on its way any more.
+func (s *store) settledName(slot *hostdir.Dir, name string) error {
+	if s.staged != nil {
+		e, err := s.staged.Stat(mark(name, absentMark))
+		if err == nil && !empty(e) {
+			err = errUnsettled
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if slot == nil {
+		return nil
+	}
+	files, err := slot.Names()
+	for _, file := range files {
+		if strings.HasPrefix(file, swapPrefix) && !s.alive(file) || backPattern.MatchString(file) {
+			return errUnsettled
+		}
+	}
+	return err
 }
 
 // current says what stands under name in the bin dir and, if that is what staging put there, its digest.
@@ -469,6 +496,27 @@ func (s *store) mark(names ...string) (made []string, err error) {
 	return made, nil
 }
 
+// oursAfterAll says whether an original that could not be read when it was kept is one of ours. If anything may be changed, it is
+// removed then.
+func (s *store) oursAfterAll(ctx context.Context, slot *hostdir.Dir, name string, o original) bool {
+	if o.digest != unreadDigest {
+		return false
+	}
+	e, err := slot.Stat(o.file)
+	if err != nil || !exact(e) {
+		return false
+	}
+	digest, unread, err := digestOrWhy(ctx, slot, o.file, e)
+	if err != nil || unread != nil {
+		return false
+	}
+	ours, _ := s.ours(name, digest, e)
+	if ours && s.change {
+		ours = slot.Remove(o.file) == nil
+	}
+	return ours
+}
+
 // remark makes sure of marks of what has been published without the bin dir's lock: a restoring, which holds it, may have
 // taken them away meanwhile.
 func (s *store) remark(names ...string) error {
@@ -641,16 +689,18 @@ func (s *store) settleAway(ctx context.Context, name string) (gone bool, err err
 	if err != nil {
 		return false, err
 	}
-	digest, unread, err := digestOrWhy(ctx, s.staged, away, e)
-	if err != nil {
-		return false, err
-	}
-	ours, doubt := s.ours(name, digest, e)
-	if ours {
-		return true, s.staged.Remove(away)
-	}
-	if doubt = cmp.Or(unread, doubt); doubt != nil {
-		return false, doubt
+	if exact(e) { // else it is not ours, whatever is in it
+		digest, unread, err := digestOrWhy(ctx, s.staged, away, e)
+		if err != nil {
+			return false, err
+		}
+		ours, doubt := s.ours(name, digest, e)
+		if ours {
+			return true, s.staged.Remove(away)
+		}
+		if doubt = cmp.Or(unread, doubt); doubt != nil {
+			return false, doubt
+		}
 	}
 	err = given(publish(s.bin, s.staged, away, name))
 	if !errors.Is(err, fs.ErrExist) {
@@ -732,9 +782,11 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 		}
 		return settled{digest: digest}, slot.Remove(swap)
 	}
-	// What stood there once is known from now on, and is not nothing.
-	if err := s.unmarkAbsent(name); err != nil {
-		return settled{digest: digest}, err
+	// What stood there once is known from now on, and is not nothing: unless it may be ours.
+	if unread == nil || !exact(e) {
+		if err := s.unmarkAbsent(name); err != nil {
+			return settled{digest: digest}, err
+		}
 	}
 	files, err := slot.Names()
 	if err != nil {
