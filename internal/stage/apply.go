@@ -624,8 +624,8 @@ func (r *run) file(p *piece, slot *hostdir.Dir, swap string, others filing) {
 	name := p.Plugin.Name
 	settled, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, others)
 	p.original, p.displaced = settled.original, settled.digest
-	if err == nil && settled.digest == unreadDigest {
-		r.warn("%s: what was replaced could not be read, and is kept whoever's it is", name)
+	if err == nil && settled.doubt != nil {
+		r.warn("%s: whose it was that was replaced could not be found out, and it is kept: %s", name, errnoText(settled.doubt))
 	}
 	if err != nil {
 		r.warn("%s: what was replaced is kept as %s/%s/%s: %s", name, originalsName, name, swap, errnoText(err))

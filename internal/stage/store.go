@@ -737,6 +737,7 @@ func (s *store) alive(swap string) bool {
 type settled struct {
 	original string // its name among the originals, if it was kept
 	digest   string // of what was another's
+	doubt    error  // why it may be ours all the same
 }
 
 // filing says what becomes of a file that is not ours.
@@ -809,7 +810,7 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 		if doubt == nil || unread != nil {
 			err = pushOut(slot, append(kept, original{n, digest, file}))
 		}
-		return settled{file, digest}, err
+		return settled{file, digest, doubt}, err
 	}
 }
 

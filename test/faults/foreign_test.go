@@ -5,7 +5,6 @@ package faults
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -94,7 +93,6 @@ func (in installer) installed(it, is thing, src, name string) bool {
 // file or ours, whole; its file is under the name or kept; the report is true of what is not its doing; and one more staging
 // brings everything right.
 func TestAnotherInstallerAtAnySystemCall(t *testing.T) {
-	random := rand.New(rand.NewPCG(ring.seed, 2))
 	met := 0
 	ring.reported = append(ring.reported, func() string {
 		if met == 0 {
@@ -111,7 +109,7 @@ func TestAnotherInstallerAtAnySystemCall(t *testing.T) {
 	for _, in := range installers {
 		t.Run(in.name, func(t *testing.T) {
 			var at []tracer.Call
-			for _, i := range random.Perm(len(s.calls)) {
+			for _, i := range drawn(in.name).Perm(len(s.calls)) {
 				c := s.calls[i]
 				if c.Name != "read" && c.Name != "pread64" && !(c.Name == "write" && c.K%8 != 1) {
 					at = append(at, c)

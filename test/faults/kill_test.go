@@ -57,7 +57,6 @@ func lethal() []*scene {
 func TestKilledAnywhere(t *testing.T) {
 	var dead killed
 	ring.reported = append(ring.reported, dead.String)
-	random := rand.New(rand.NewPCG(ring.seed, 1))
 	w := startWatchers(t, 4)
 	for _, s := range lethal() {
 		t.Run(s.name, func(t *testing.T) {
@@ -108,6 +107,7 @@ func TestKilledAnywhere(t *testing.T) {
 					t.Errorf("killed at %s\nanother process saw: %s", said, strings.Join(seen.Wrong, "\n"))
 				}
 			}
+			random := drawn(s.name)
 			took := s.takes(t, d)
 			for _, at := range s.deaths(random) {
 				kill(at)

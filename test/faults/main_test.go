@@ -5,6 +5,8 @@ package faults
 import (
 	"errors"
 	"fmt"
+	"hash/crc32"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -157,4 +159,9 @@ func setUp() error {
 		derive(os.Getenv("OTHER_BUNDLE"), ring.older, "v1.8.0", ring.names, "an older build"),
 		derive(os.Getenv("BUNDLE"), ring.multi, "v1.9.1", ring.names, ""),
 	)
+}
+
+// drawn is the source of what is drawn by lot for one case, whichever others are run.
+func drawn(name string) *rand.Rand {
+	return rand.New(rand.NewPCG(ring.seed, uint64(crc32.ChecksumIEEE([]byte(name)))))
 }

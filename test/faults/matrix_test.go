@@ -35,16 +35,19 @@ func TestEverySystemCallFails(t *testing.T) {
 			t.Fatalf("%s: %v", s.name, err)
 		}
 	}
-	draw, ran := newLottery(all), 0
+	// Drawn for all of them, whichever are asked for: then a seed draws the same for each.
+	draw, drawn, ran := newLottery(all), make(map[string][]fault), 0
+	for _, s := range all {
+		if ring.full {
+			drawn[s.name] = s.every()
+		} else {
+			drawn[s.name] = draw.faults(s)
+		}
+	}
 	for _, s := range all {
 		t.Run(s.name, func(t *testing.T) {
 			ran++
-			faults := s.known(t)
-			if ring.full {
-				faults = append(faults, s.every()...)
-			} else {
-				faults = append(faults, draw.faults(s)...)
-			}
+			faults := append(s.known(t), drawn[s.name]...)
 			inParallel(t, len(faults), func(d *desk, i int) error {
 				try, problems, err := s.run(d, faults[i])
 				if err != nil {

@@ -206,7 +206,7 @@ func setUp() error {
 	if err := os.Setenv("TMPDIR", filepath.Join(ring.dir, "tmp")); err != nil {
 		return err
 	}
-	ring.full = os.Getenv("FAULTS_FULL") != ""
+	ring.full = os.Getenv("FAULTS_FULL") == "1"
 	ring.seed = rand.Uint64()
 	if given := os.Getenv("FAULTS_SEED"); given != "" {
 		var err error
@@ -214,6 +214,7 @@ func setUp() error {
 			return fmt.Errorf("FAULTS_SEED: %w", err)
 		}
 	}
+	fmt.Printf("FAULTS_SEED=%d\n", ring.seed)
 	ring.chandler, ring.multicall, ring.separate = os.Getenv("CHANDLER"), os.Getenv("BUNDLE"), os.Getenv("OTHER_BUNDLE")
 	for name, at := range map[string]*string{"few": &ring.few, "few-older": &ring.fewOlder, "linked": &ring.linked} {
 		*at = filepath.Join(ring.dir, name)
