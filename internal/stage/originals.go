@@ -3,6 +3,7 @@ package stage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"path"
 	"time"
@@ -47,8 +48,8 @@ func Originals(ctx context.Context, o RestoreOptions) ([]Original, error) {
 // Purge drops what is kept, for good, and returns what it dropped, also with an error. What is staged stays, and can then not
 // be restored. It takes the bin dir's lock. Errors are those of Originals.
 func Purge(ctx context.Context, o RestoreOptions) (dropped []Original, warnings []string, err error) {
-	r := &restore{report: &Report{}}
-	err = withOriginals(ctx, o, r.warn, func(s *store, slot *hostdir.Dir, name string, kept []original) error {
+	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
+	err = withOriginals(ctx, o, warn, func(s *store, slot *hostdir.Dir, name string, kept []original) error {
 		if len(kept) == 0 {
 			return nil
 		}
@@ -73,7 +74,7 @@ func Purge(ctx context.Context, o RestoreOptions) (dropped []Original, warnings 
 		s.originals.RemoveDir(name) // what is in it and no original stays
 		return nil
 	})
-	return dropped, r.report.Warnings, err
+	return dropped, warnings, err
 }
 
 // withOriginals calls do with the originals of each name, and its folder. A dry run neither waits for the lock nor clears up.

@@ -191,7 +191,7 @@ func (r *restore) do() error {
 
 // lockOrRefuse takes the bin dir's lock. A file system that has none is no reason to refuse: nobody else has it either.
 func lockOrRefuse(ctx context.Context, dir *hostdir.Dir, o Options, warn func(string, ...any)) error {
-	_, err := lock(ctx, dir, o.LockWait)
+	err := lock(ctx, dir, o.LockWait)
 	switch {
 	case err == nil:
 		return nil

@@ -895,6 +895,12 @@ func TestRestoreWaitsForWhatIsUnsettled(t *testing.T) {
 					if _, warnings, err := Purge(t.Context(), RestoreOptions{BinDir: bin}); err != nil || len(warnings) == 0 {
 						t.Errorf("%q, %v", warnings, err)
 					}
+					store, err := openStore(mustOpen(t, bin), true)
+					must(t, err)
+					defer store.close()
+					if err := store.unmarkAbsent("bridge"); !errors.Is(err, errUnsettled) {
+						t.Errorf("the mark went: %v", err)
+					}
 					return
 				}
 				r := Restore(t.Context(), RestoreOptions{BinDir: bin})
@@ -1004,4 +1010,12 @@ func TestUnreadOriginalOfOurs(t *testing.T) {
 			wantGone(t, filepath.Join(bin, storeName))
 		})
 	}
+}
+
+func mustOpen(t testing.TB, path string) *hostdir.Dir {
+	t.Helper()
+	d, err := hostdir.Open(path)
+	must(t, err)
+	t.Cleanup(func() { d.Close() })
+	return d
 }

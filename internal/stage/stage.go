@@ -216,8 +216,8 @@ func (p *piece) pending() bool {
 func (r *run) do() error {
 	locked := false
 	if !r.o.DryRun {
-		var err error
-		locked, err = lock(r.ctx, r.dir, r.o.LockWait)
+		err := lock(r.ctx, r.dir, r.o.LockWait)
+		locked = err == nil
 		switch {
 		case r.ctx.Err() != nil:
 			return r.ctx.Err()
@@ -294,16 +294,16 @@ func (r *run) checkBundle() error {
 const lockPoll = 50 * time.Millisecond
 
 // lock waits at most so long for the bin dir's lock. If another process held it all the while, the error is ErrLocked.
-func lock(ctx context.Context, dir *hostdir.Dir, wait time.Duration) (bool, error) {
+func lock(ctx context.Context, dir *hostdir.Dir, wait time.Duration) error {
 	deadline := time.Now().Add(wait)
 	for {
 		err := dir.TryLock()
 		if err == nil || !errors.Is(err, hostdir.ErrLocked) || !time.Now().Before(deadline) {
-			return err == nil, err
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return false, ctx.Err()
+			return ctx.Err()
 		case <-time.After(lockPoll):
 		}
 	}

@@ -558,7 +558,7 @@ func (s *store) removeMark(name string) error {
 		return err
 	}
 	if !empty(e) {
-		return &TakenError{path.Join(storeName, stagedName, name), false}
+		return &fs.PathError{Op: "remove", Path: path.Join(s.staged.Path(), name), Err: errUnsettled}
 	}
 	return s.staged.Remove(name)
 }
