@@ -43,8 +43,9 @@ func TestLittleMemory(t *testing.T) {
 				for _, file := range []string{"memory.max_usage_in_bytes", "memory.peak"} {
 					if peak, err := os.ReadFile(filepath.Join(group, file)); err == nil {
 						n, _ := strconv.ParseInt(strings.TrimSpace(string(peak)), 10, 64)
-						if n < 4<<20 || n > limit {
-							t.Errorf("a peak of %d bytes: the limit was on something else", n)
+						// Some allocations may not fail, and the kernel charges them past the limit: a few pages.
+						if n < 4<<20 || n > limit+1<<20 {
+							t.Errorf("%s: %d bytes: the limit was on something else", file, n)
 						}
 					}
 				}
