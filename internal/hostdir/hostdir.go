@@ -139,7 +139,8 @@ func (d *Dir) Readlink(name string) (string, error) {
 	return string(buf[:n]), nil
 }
 
-// TargetVisible says whether the link name leads to something that can be seen from here. It is for telling, not for deciding.
+// TargetVisible says whether a link in the directory, or its target, leads to something that can be seen from here. It is for
+// telling, not for deciding.
 func (d *Dir) TargetVisible(name string) bool {
 	var st unix.Stat_t
 	return retry(func() error { return unix.Fstatat(d.fd, name, &st, 0) }) == nil
@@ -161,8 +162,37 @@ func (d *Dir) OpenFile(name string) (*os.File, Entry, error) {
 		return nil, e, d.fail("open", name, ErrNotRegular)
 	}
 	f, err := d.openat("open", name, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	if errors.Is(err, unix.ELOOP) { // a link by now
+		return nil, Entry{}, d.fail("open", name, ErrNotRegular)
+	}
+	return d.regular(f, name, err)
+}
+
+// OpenBelow is OpenFile of what a path leads to, links on the way included, as long as none leads out of the directory. One that
+// does is an EXDEV. Before Linux 5.6, and where a container may not ask, it is an ENOSYS or EPERM.
+func (d *Dir) OpenBelow(path string) (*os.File, Entry, error) {
+	below := func(flags uint64) (f *os.File, err error) {
+		var fd int
+		how := &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
+		if err = retry(func() (err error) { fd, err = unix.Openat2(d.fd, path, how); return err }); err != nil {
+			return nil, d.fail("open", path, err)
+		}
+		return os.NewFile(uintptr(fd), d.join(path)), nil
+	}
+	at, err := below(unix.O_PATH)
+	at, e, err := d.regular(at, path, err)
+	if err != nil {
+		return nil, e, err
+	}
+	at.Close()
+	f, err := below(unix.O_RDONLY | unix.O_NONBLOCK)
+	return d.regular(f, path, err)
+}
+
+// regular finishes an opening: what is no regular file is closed again.
+func (d *Dir) regular(f *os.File, name string, err error) (*os.File, Entry, error) {
 	switch {
-	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO): // a link or a socket by now
+	case errors.Is(err, unix.ENXIO): // a socket by now
 		return nil, Entry{}, d.fail("open", name, ErrNotRegular)
 	case err != nil:
 		return nil, Entry{}, err
@@ -172,7 +202,8 @@ func (d *Dir) OpenFile(name string) (*os.File, Entry, error) {
 		f.Close()
 		return nil, Entry{}, d.fail("stat", name, err)
 	}
-	if e = entry(&st); e.Kind != File {
+	e := entry(&st)
+	if e.Kind != File {
 		f.Close()
 		return nil, e, d.fail("open", name, ErrNotRegular)
 	}

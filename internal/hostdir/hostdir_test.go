@@ -285,6 +285,40 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+func TestOpenBelow(t *testing.T) {
+	d, path := openTemp(t)
+	must := func(err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	outside := filepath.Join(t.TempDir(), "out")
+	put(t, outside, File, "out")
+	put(t, filepath.Join(path, "file"), File, "x")
+	must(os.Mkdir(filepath.Join(path, "sub"), 0o755))
+	for name, target := range map[string]string{
+		"link": "./file", "chain": "link", "sub/up": "../chain", "leaves": "../" + filepath.Base(path) + "/file", "absolute": filepath.Join(path, "file"),
+		"outside": outside, "loop": "loop", "nothing": "not there", "dir": "sub", "to fifo": "fifo", "magic": "/proc/self/exe",
+	} {
+		must(os.Symlink(target, filepath.Join(path, name)))
+	}
+	must(unix.Mkfifo(filepath.Join(path, "fifo"), 0o644))
+	for name, want := range map[string]error{
+		"file": nil, "link": nil, "chain": nil, "sub/up": nil, "leaves": unix.EXDEV, "absolute": unix.EXDEV, "outside": unix.EXDEV, "magic": unix.EXDEV,
+		"loop": unix.ELOOP, "nothing": fs.ErrNotExist, "dir": ErrNotRegular, "to fifo": ErrNotRegular, "../x": unix.EXDEV,
+	} {
+		within(t, 5*time.Second, func() {
+			f, e, err := d.OpenBelow(name)
+			if !errors.Is(err, want) || (err == nil) != (want == nil) || err == nil && (e.Kind != File || e.Size != 1) {
+				t.Errorf("%s: %+v, %v, want %v", name, e, err, want)
+			}
+			if err == nil {
+				f.Close()
+			}
+		})
+	}
+}
+
 func TestOpenFileOpensOnlyFiles(t *testing.T) {
 	d, path := openTemp(t)
 	for _, kind := range kinds {

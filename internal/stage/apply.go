@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -35,7 +36,7 @@ var (
 func (r *run) apply() error {
 	defer func() {
 		if err := r.store.tidy(); err != nil {
-			r.warn("leftovers of this run stay: %s", errnoText(err))
+			r.warn("leftovers of this run stay: %s", located(r.dir, err))
 		}
 	}()
 	for round := 1; ; round++ {
@@ -358,7 +359,7 @@ func (r *run) publish() (any bool) {
 		}
 		if r.ctx.Err() != nil {
 			p.Err = errInterrupted
-		} else if p.Err = r.publishOne(p); p.Err == nil {
+		} else if p.Err = r.publishOne(p, slices.Contains(made, mark(p.Plugin.Name, p.Plugin.SHA256))); p.Err == nil {
 			p.published, any = true, true
 			continue
 		} else if errors.Is(p.Err, errJudgeAnew) {
@@ -438,8 +439,9 @@ func (e *undurableError) Unwrap() error { return e.err }
 // attempts bounds how often a name may change under our hands before staging leaves it to whoever is changing it.
 const attempts = 16
 
-// publishOne gives the file of p its name, in one atomic step. What stands there by now decides, not what the plan saw.
-func (r *run) publishOne(p *piece) error {
+// publishOne gives the file of p its name, in one atomic step. What stands there by now decides, not what the plan saw. The first
+// says whether its digest has never been published under this name.
+func (r *run) publishOne(p *piece, first bool) error {
 	name := p.Plugin.Name
 	if p.Found.State == Absent {
 		err := given(publish(r.dir, r.store.run, name, name))
@@ -462,6 +464,9 @@ func (r *run) publishOne(p *piece) error {
 		return err
 	}
 	swap := swapName(p.Plugin.SHA256, r.store.runName)
+	if first {
+		swap = swapName(p.Plugin.SHA256, firstTime+r.store.runName)
+	}
 	if err := given(publish(slot, r.store.run, name, swap)); err != nil {
 		return err
 	}
@@ -509,7 +514,7 @@ func (r *run) exchange(p *piece, slot *hostdir.Dir, swap string, ours hostdir.En
 		if err != nil {
 			return stuckSwap(name, swap, err)
 		}
-		refused := p.takes(theirs)
+		refused := r.takes(p, slot, swap, theirs)
 		if refused == nil {
 			r.file(p, slot, swap, r.replaced())
 			return nil
@@ -570,7 +575,10 @@ var errContended = errors.New("replaced by another program at every attempt")
 // our file takes its name. A file that another program renames into place between the two is lost to it, not to us.
 func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
 	name := p.Plugin.Name
-	old := swapName(unreadDigest, r.store.runName)
+	old := swapName(unreadDigest, r.store.runName) // of another digest than ours, which is in no other place yet
+	if first(swap) {
+		old = swapName(p.Plugin.SHA256, firstTime+"old-"+r.store.runName)
+	}
 	if err := slot.Link(r.dir, name, old); err != nil {
 		// A directory has no second name.
 		if e, statErr := r.dir.Stat(name); statErr == nil && !takes(e.Kind) {
@@ -580,7 +588,7 @@ func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
 	}
 	e, err := slot.Stat(old)
 	if err == nil {
-		err = p.takes(e)
+		err = r.takes(p, slot, old, e)
 	}
 	if err == nil {
 		err = replace(r.dir, slot, swap, name)
@@ -603,19 +611,31 @@ func (r *run) replaced() filing {
 // takes says whether staging takes what stands under a plugin's name.
 func takes(kind hostdir.Kind) bool { return kind == hostdir.File || kind == hostdir.Symlink }
 
-// takes says why what came out from under the name is not to be taken: staging never takes its kind, or it is not what the
-// policy was asked about.
-func (p *piece) takes(theirs hostdir.Entry) error {
+// takes says why what came out from under the name, and lies in slot as file, is not to be taken: staging never takes its kind, or
+// the policy was asked about something else. Size and times may be equal all the same: so it is asked once more, about what is in
+// our hands.
+func (r *run) takes(p *piece, slot *hostdir.Dir, file string, theirs hostdir.Entry) error {
 	switch {
 	case !takes(theirs.Kind):
 		return &LeftError{theirs.Kind}
-	case p.policy != Replace && !theirs.Untouched(p.entry):
+	case p.policy == Replace:
+		return nil
+	case !theirs.Untouched(p.entry):
 		return errJudgeAnew
 	}
-	return nil
+	again := Item{Plugin: p.Plugin, policy: p.policy}
+	if err := again.look(r.b, r.dir, slot, file); err != nil {
+		return err
+	}
+	reason, _, err := r.keeps(&again, slot, file)
+	if reason != "" {
+		return errJudgeAnew
+	}
+	p.Found = again.Found
+	return err
 }
 
-// errJudgeAnew says that a name's policy has not been asked about what stands there by now.
+// errJudgeAnew says that a name's policy would keep what stands there by now, or has not been asked about it.
 var errJudgeAnew = errors.New("changed while this ran; the next run judges it anew")
 
 // file puts what the exchange brought among the originals, if it is to be kept. That it could not be filed is no reason to
@@ -628,7 +648,10 @@ func (r *run) file(p *piece, slot *hostdir.Dir, swap string, others filing) {
 		r.warn("%s: whose it was that was replaced could not be found out, and it is kept: %s", name, errnoText(settled.doubt))
 	}
 	if err != nil {
-		r.warn("%s: what was replaced is kept as %s/%s/%s: %s", name, originalsName, name, swap, errnoText(err))
+		if p.original == "" {
+			p.original = swap
+		}
+		r.warn("%s: what was replaced is kept as %s: %s", name, filepath.Join(storeName, originalsName, name, p.original), errnoText(err))
 	}
 }
 

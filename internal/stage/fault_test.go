@@ -270,7 +270,10 @@ func TestFaultOfFiling(t *testing.T) {
 		r := Run(t.Context(), b, Options{BinDir: bin})
 		checkReport(t, r)
 		want(t, r, "bridge:replaced")
-		wantWarnings(t, r, "bridge: what was replaced is kept as originals/bridge/swap-")
+		wantWarnings(t, r, "bridge: what was replaced is kept as .chandler/originals/bridge/swap-")
+		if at := result(t, r, "bridge").Original; at == "" || ident(t, filepath.Join(bin, at)) != was {
+			t.Errorf("the report has it as %q", at)
+		}
 	})
 	inPlace(t, bin, ref("bridge", "v1"))
 	r := stage(t, b, Options{BinDir: bin})

@@ -625,14 +625,65 @@ func TestGuarantee8OwnFilesAreNoOriginals(t *testing.T) {
 }
 
 // One of ours that somebody has changed since, even in its mode alone, is theirs.
-func TestGuarantee8TouchedFilesAreTheirs(t *testing.T) {
-	bin := t.TempDir()
-	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
-	must(t, os.Chmod(filepath.Join(bin, "bridge"), 0o700))
-	was := ident(t, filepath.Join(bin, "bridge"))
-	stage(t, packed(t, "v2", ref("bridge", "v2")), Options{BinDir: bin})
-	if got := ident(t, newest(t, bin, "bridge")); got != was {
-		t.Errorf("kept %s, was %s", got, was)
+func TestGuarantee8TouchedFilesAreOurs(t *testing.T) {
+	bothWays(t, func(t *testing.T) {
+		bin := t.TempDir()
+		path := filepath.Join(bin, "bridge")
+		theirs := old(t, path, hostdir.File)
+		stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+		for _, v := range []string{"v1", "v2", "v2"} {
+			must(t, os.Chmod(path, 0o700))
+			want(t, stage(t, packed(t, v, ref("bridge", v)), Options{BinDir: bin}), "bridge:replaced")
+			inPlace(t, bin, ref("bridge", v))
+			if kept := originals(t, bin, "bridge"); len(kept) != 1 {
+				t.Fatalf("%s: kept %q", v, kept)
+			}
+		}
+		must(t, os.Chmod(path, 0o555))
+		want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:put back")
+		if now := ident(t, path); now != theirs {
+			t.Errorf("bridge is %s\nwas %s", now, theirs)
+		}
+	})
+}
+
+// The bundle's own bytes, which somebody had put there with a mode of their own before staging came, are theirs: also if the run is
+// killed before it has filed them.
+func TestGuarantee8SameBytesBefore(t *testing.T) {
+	for _, killed := range []bool{false, true} {
+		bothWays(t, func(t *testing.T) {
+			bin := t.TempDir()
+			path := filepath.Join(bin, "bridge")
+			write(t, path, string(ref("bridge", "v1").data), 0o700)
+			theirs := ident(t, path)
+			b := packed(t, "v1", ref("bridge", "v1"))
+			if killed {
+				t.Run("killed", func(t *testing.T) {
+					real := publish
+					swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
+						if strings.HasPrefix(to, "1-") {
+							panic("killed")
+						}
+						return real(d, from, name, to)
+					})
+					defer func() {
+						if recover() != "killed" {
+							t.Error("it was not")
+						}
+					}()
+					Run(t.Context(), b, Options{BinDir: bin})
+				})
+			}
+			stage(t, b, Options{BinDir: bin})
+			inPlace(t, bin, ref("bridge", "v1"))
+			if got := ident(t, newest(t, bin, "bridge")); got != theirs {
+				t.Errorf("kept %s, was %s", got, theirs)
+			}
+			want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:put back")
+			if now := ident(t, path); now != theirs {
+				t.Errorf("bridge is %s\nwas %s", now, theirs)
+			}
+		})
 	}
 }
 

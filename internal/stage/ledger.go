@@ -2,11 +2,16 @@ package stage
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"time"
+
+	"github.com/chandler-cni/chandler/internal/hostdir"
+	"github.com/chandler-cni/chandler/internal/plugin"
 )
 
 // ledgerFormat is the newest version of ledger.json that this package reads, and the one it writes.
@@ -79,6 +84,45 @@ func (s *store) readLedger() (*ledger, error) {
 	return l, err
 }
 
+// stagedFrom returns the version of the bundle that staging last put under name, if that has this digest; empty if it is not known.
+func (s *store) stagedFrom(name, digest string) string {
+	if s.dir == nil {
+		return ""
+	}
+	l, err := s.readLedger()
+	if err != nil || l.Plugins[name].SHA256 != digest {
+		return ""
+	}
+	return l.Plugins[name].Version
+}
+
+// recorded says whether the ledger has it that staging put the very bytes that stand under name there.
+func (s *store) recorded(ctx context.Context, name string) bool {
+	e, err := s.bin.Stat(name)
+	if err != nil || e.Kind != hostdir.File {
+		return false
+	}
+	digest, err := digestOf(ctx, s.bin, name, e)
+	return err == nil && s.stagedFrom(name, digest) != ""
+}
+
+// unmarked lists the names that only the ledger knows, under which stands what staging put there: their marks were lost.
+func (s *store) unmarked(ctx context.Context, known []string) (names []string) {
+	if s.dir == nil {
+		return nil
+	}
+	l, err := s.readLedger()
+	if err != nil {
+		return nil
+	}
+	for name := range l.Plugins {
+		if plugin.CheckName(name) == nil && !slices.Contains(known, name) && s.recorded(ctx, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // record adds to the ledger what this run published, and returns what it then says of it. The names that it found unchanged, or
 // kept, are contended no more. A ledger that cannot be read is
 // begun anew; one that a later chandler wrote is left as it is.
@@ -111,6 +155,8 @@ func (s *store) record(entries map[string]ledgerEntry, unchanged []string) (map[
 		before, ok := l.Plugins[name]
 		if ok {
 			e.Before = before.Before
+		} else if absent, _ := s.markedAbsent(name); absent { // the ledger was lost, and the mark knows
+			e.Before = Absent
 		}
 		switch {
 		case e.Contended != nil && before.Contended != nil:

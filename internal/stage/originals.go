@@ -141,7 +141,7 @@ func (k original) describe(slot *hostdir.Dir, name string) (Original, error) {
 		about.Target, err = slot.Readlink(k.file)
 		return about, err
 	}
-	d, _ := describeFile(slot, k.file) // for telling only
+	d, _ := describe(slot.OpenFile(k.file)) // for telling only
 	about.Build = d.Build()
 	return about, nil
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"strings"
 	"sync"
 
 	"github.com/chandler-cni/chandler/internal/bundle"
@@ -86,7 +85,7 @@ func plan(ctx context.Context, b *bundle.Bundle, dir *hostdir.Dir, layout Layout
 		p := b.Manifest.Plugins[i]
 		items[i] = Item{Plugin: p}
 		if errs[i] = ctx.Err(); errs[i] == nil {
-			errs[i] = items[i].look(b, dir)
+			errs[i] = items[i].look(b, dir, dir, p.Name)
 		}
 	})
 	// The first in order, so that two runs over one damage say the same.
@@ -146,9 +145,9 @@ func (it *Item) differ(how string) {
 	it.Found, it.Action = Found{State: Different, Detail: how}, Replaced
 }
 
-// look fills in what stands under the item's name and what is to be done about it.
-func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
-	name := it.Plugin.Name
+// look fills in what stands under the item's name and what is to be done about it. What stands there lies in dir as name: where
+// links lead is a matter of the bin dir all the same.
+func (it *Item) look(b *bundle.Bundle, bin, dir *hostdir.Dir, name string) error {
 	e, err := dir.Stat(name)
 	it.entry = e
 	switch {
@@ -162,13 +161,13 @@ func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
 	switch e.Kind {
 	case hostdir.File:
 		it.Action = Replaced
-		if err := it.compare(b, dir); err != nil {
+		if err := it.compare(b, dir, name); err != nil {
 			return err
 		}
 		if it.Found.State == Equal {
 			it.Action = Unchanged
 		} else if it.Found.State == Different && !it.sameBytes {
-			if it.description, err = describeFile(dir, name); err != nil {
+			if it.description, err = describe(dir.OpenFile(name)); err != nil {
 				it.Found = Found{State: Unreadable, Detail: errnoText(err)}
 			}
 			it.Found.Version, it.Found.Build = it.description.Version, it.description.Build()
@@ -179,12 +178,10 @@ func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
 			it.Found, it.Action, it.Err = Found{State: Symlink}, Failed, err
 			return nil
 		}
-		it.Found, it.Action = Found{State: Symlink, Target: target, Visible: dir.TargetVisible(name)}, Replaced
-		// A link to a file beside it leads nowhere else, wherever the directory is mounted.
-		if !strings.ContainsRune(target, '/') {
-			it.description, _ = describeFile(dir, target)
-			it.Found.Version = it.description.Version
-		}
+		it.Found, it.Action = Found{State: Symlink, Target: target, Visible: bin.TargetVisible(target)}, Replaced
+		// A link that stays in the directory leads nowhere else, wherever that is mounted.
+		it.description, _ = describe(bin.OpenBelow(target))
+		it.Found.Version = it.description.Version
 	case hostdir.Folder:
 		it.Found, it.Action, it.Err = Found{State: Directory}, Failed, &LeftError{e.Kind}
 	default:
@@ -196,13 +193,13 @@ func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
 // compare fills in how the regular file in dir differs from the bundle's. The bytes are compared with each other and not
 // hashed: it is the quicker where a processor has no instructions for SHA-256, and the bundle's side was hashed already.
 // Errors are the bundle's.
-func (it *Item) compare(b *bundle.Bundle, dir *hostdir.Dir) error {
+func (it *Item) compare(b *bundle.Bundle, dir *hostdir.Dir, name string) error {
 	p := it.Plugin
 	if it.entry.Size != p.Size {
 		it.Found = Found{State: Different, Detail: fmt.Sprintf("%d bytes, not %d", it.entry.Size, p.Size)}
 		return nil
 	}
-	theirs, e, err := dir.OpenFile(p.Name)
+	theirs, e, err := dir.OpenFile(name)
 	if err != nil {
 		it.Found = Found{State: Unreadable, Detail: errnoText(err)}
 		return nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 
@@ -67,7 +68,7 @@ func (r *run) decide(items []Item) error {
 		if it.Action == Unchanged {
 			return
 		}
-		reason, why, err := r.keeps(it)
+		reason, why, err := r.keeps(it, r.dir, it.Plugin.Name)
 		switch {
 		case err != nil:
 			errs[i] = err
@@ -78,8 +79,8 @@ func (r *run) decide(items []Item) error {
 	return firstError(errs)
 }
 
-// keeps says why the policy keeps what stands under a name, in a word and in words; nothing if it does not.
-func (r *run) keeps(it *Item) (reason Reason, why string, err error) {
+// keeps says why the policy keeps what stands under a name, and lies in dir as file, in a word and in words; nothing if it does not.
+func (r *run) keeps(it *Item, dir *hostdir.Dir, file string) (reason Reason, why string, err error) {
 	something := it.Found.State != Absent
 	switch it.policy {
 	case Never:
@@ -91,7 +92,7 @@ func (r *run) keeps(it *Item) (reason Reason, why string, err error) {
 		if !something {
 			return "", "", nil
 		}
-		ours, err := r.ours(it)
+		_, ours, err := r.ours(it, dir, file)
 		if ours || err != nil {
 			return "", "", err
 		}
@@ -102,32 +103,36 @@ func (r *run) keeps(it *Item) (reason Reason, why string, err error) {
 			if it.sameBytes {
 				return "", "", nil // the bundle's own file, with another mode, owner or number of names
 			}
-			return r.keepsNewer(it)
+			return r.keepsNewer(it, dir, file)
 		}
 	}
 	return "", "", nil
 }
 
-func (r *run) keepsNewer(it *Item) (reason Reason, why string, err error) {
+func (r *run) keepsNewer(it *Item, dir *hostdir.Dir, file string) (reason Reason, why string, err error) {
 	theirs := it.description
-	ours, err := r.ours(it)
+	digest, ours, err := r.ours(it, dir, file)
+	if err != nil {
+		return "", "", err
+	}
+	version, module, err := r.bundleVersion(it.Plugin)
 	if err != nil {
 		return "", "", err
 	}
 	order, known := 0, false
-	if theirs.Version != "" {
-		version, module, err := r.bundleVersion(it.Plugin)
-		if err != nil {
-			return "", "", err
-		}
-		if module == theirs.Module {
-			if order, known = plugin.Compare(theirs.Version, version); known && order > 0 {
-				return IsNewer, fmt.Sprintf("%s is newer than the bundle's %s", theirs.Version, version), nil
-			}
-		}
+	if theirs.Version != "" && module == theirs.Module {
+		order, known = plugin.Compare(theirs.Version, version)
+	}
+	is := theirs.Version
+	if ours && !known { // it does not say: the ledger may know which bundle it came from
+		is = r.store.stagedFrom(it.Plugin.Name, digest)
+		order, known = plugin.Compare(is, r.b.Manifest.Version)
+		version = r.b.Manifest.Version
 	}
 	switch {
-	case ours:
+	case known && order > 0:
+		return IsNewer, fmt.Sprintf("%s is newer than the bundle's %s", is, version), nil
+	case ours && known:
 		return "", "", nil // of the same version, but an earlier build of ours: the bundle's is the one to have
 	case known && order == 0:
 		return SameVersion, "same version, different build", nil
@@ -140,20 +145,20 @@ func (r *run) keepsNewer(it *Item) (reason Reason, why string, err error) {
 	return "", "", nil
 }
 
-// ours says whether what the plan found is what staging put there.
-func (r *run) ours(it *Item) (bool, error) {
-	if it.Found.State != Different || r.store.staged == nil || !exact(it.entry) {
-		return false, nil
+// ours says whether what stands under a name, and lies in dir as file, is what staging put there, and what its digest is then.
+func (r *run) ours(it *Item, dir *hostdir.Dir, file string) (digest string, ours bool, err error) {
+	if it.Found.State != Different || r.store.staged == nil {
+		return "", false, nil
 	}
-	digest, err := digestOf(r.ctx, r.dir, it.Plugin.Name, it.entry)
+	digest, err = digestOf(r.ctx, dir, file, it.entry)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return "", false, nil
 	}
 	if err != nil {
-		return false, r.ctx.Err()
+		return "", false, r.ctx.Err()
 	}
-	ours, _ := r.store.ours(it.Plugin.Name, digest, it.entry)
-	return ours, nil
+	ours, _ = r.store.ours(it.Plugin.Name, digest, it.entry)
+	return digest, ours, nil
 }
 
 // bundleVersion is the version of a plugin of the bundle, and of which module: the reference plugins' is the bundle's own, the
@@ -174,10 +179,9 @@ func (r *run) bundleVersion(p bundle.Plugin) (version, module string, err error)
 	return d.Version, d.Module, nil
 }
 
-// describeFile says what a regular file in a bin dir says of itself; what is no plugin says nothing. Errors are those of
-// opening and reading it.
-func describeFile(dir *hostdir.Dir, name string) (plugin.Description, error) {
-	f, e, err := dir.OpenFile(name)
+// describe says what an opened regular file says of itself; what is no plugin says nothing. Errors are those of opening and
+// reading it.
+func describe(f *os.File, e hostdir.Entry, err error) (plugin.Description, error) {
 	if err != nil {
 		return plugin.Description{}, err
 	}

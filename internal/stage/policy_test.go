@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/hostdir"
@@ -70,6 +71,21 @@ func TestPolicies(t *testing.T) {
 			must(t, os.Symlink(filepath.Base(path)+"-own", path))
 		}, "replaced", "kept v1.10.0 is newer than the bundle's v1.9.1", "kept v1.10.0 is newer than the bundle's v1.9.1",
 			"kept policy missing, symlink to bridge-own"},
+		"link by way of another": {func(t *testing.T, path string) {
+			own := filepath.Join(filepath.Dir(path), "own")
+			must(t, os.Mkdir(own, 0o755))
+			write(t, filepath.Join(own, "bridge"), string(builtAs("bridge", "v1.10.0", is)), 0o755)
+			must(t, os.Symlink("own/bridge", path+"-own"))
+			must(t, os.Symlink("./"+filepath.Base(path)+"-own", path))
+		}, "replaced", "kept v1.10.0 is newer than the bundle's v1.9.1", "kept v1.10.0 is newer than the bundle's v1.9.1",
+			"kept policy missing, symlink to ./bridge-own"},
+		"link that leads out": {func(t *testing.T, path string) {
+			out := filepath.Join(t.TempDir(), "bridge")
+			write(t, out, string(builtAs("bridge", "v1.10.0", is)), 0o755)
+			up, err := filepath.Rel(filepath.Dir(path), out)
+			must(t, err)
+			must(t, os.Symlink(up, path))
+		}, "replaced", "replaced", "kept unknown version, symlink to OUT", "kept policy missing, symlink to OUT"},
 		"directory": {kind(hostdir.Folder), "failed is a directory, left as it is", "failed is a directory, left as it is",
 			"failed is a directory, left as it is", "kept policy missing, directory"},
 		"fifo": {kind(hostdir.Fifo), "failed is a fifo, left as it is", "failed is a fifo, left as it is",
@@ -105,6 +121,7 @@ func TestPolicies(t *testing.T) {
 					return
 				}
 				want = strings.ReplaceAll(want, "SIZE", sizeOf(release))
+				want = strings.ReplaceAll(want, "OUT", got.Found.Target)
 				if said := strings.TrimSpace(string(got.Action) + " " + got.Cause); said != want {
 					t.Errorf("%s\nwant %s", said, want)
 				}
@@ -164,10 +181,35 @@ func TestPoliciesOfOurOwnFiles(t *testing.T) {
 			if result(t, r, "bridge").Reason == IsNewer {
 				want(t, stage(t, test.second, Options{BinDir: bin}), "bridge:replaced")
 			}
-			// What somebody has touched is theirs.
-			must(t, os.Chmod(filepath.Join(bin, "bridge"), 0o555))
-			want(t, stage(t, packed(t, "v1.9.1", built("bridge", "v1.9.1")), Options{BinDir: bin, Policy: Missing}), "bridge:kept")
+			// So it does if somebody has changed its mode, and what somebody has written to is theirs.
+			path := filepath.Join(bin, "bridge")
+			must(t, os.Chmod(path, 0o555))
+			last := packed(t, "v1.9.2", built("bridge", "v1.9.2"))
+			want(t, stage(t, last, Options{BinDir: bin, Policy: Missing}), "bridge:replaced")
+			must(t, os.Truncate(path, 100))
+			want(t, stage(t, last, Options{BinDir: bin, Policy: Missing}), "bridge:kept")
 		}
+	}
+}
+
+// What does not say its version is of that of the bundle that it was staged from, as long as the ledger knows; then --unknown decides.
+func TestPoliciesOfOurOwnUnknown(t *testing.T) {
+	for _, test := range []struct {
+		first   string
+		unknown Unknown
+		lose    bool
+		want    string
+	}{
+		{"v1.9.0", KeepUnknown, false, "bridge:replaced"}, {"v1.10.0", KeepUnknown, false, "bridge:kept"}, {"v1.10.0", ReplaceUnknown, false, "bridge:kept"},
+		{"v1.9.1", KeepUnknown, false, "bridge:replaced"}, {"v1.10.0", KeepUnknown, true, "bridge:kept"}, {"v1.10.0", ReplaceUnknown, true, "bridge:replaced"},
+	} {
+		bin := t.TempDir()
+		stage(t, packed(t, test.first, ref("bridge", test.first)), Options{BinDir: bin})
+		if test.lose {
+			must(t, os.Remove(filepath.Join(bin, storeName, ledgerName)))
+		}
+		r := stage(t, packed(t, "v1.9.1", ref("bridge", "second")), Options{BinDir: bin, Policy: Newer, Unknown: test.unknown})
+		want(t, r, test.want)
 	}
 }
 
@@ -187,7 +229,7 @@ func TestPolicyOfAnExtra(t *testing.T) {
 // What comes, or changes, between the plan and its turn was not what the policy was asked about.
 func TestPolicyRaces(t *testing.T) {
 	for _, policy := range []Policy{Newer, Missing} {
-		for _, state := range []string{"absent", "older", "written to in place"} {
+		for _, state := range []string{"absent", "older", "written to in place", "unseen"} {
 			if policy == Missing && state != "absent" {
 				continue // is kept anyway
 			}
@@ -198,8 +240,17 @@ func TestPolicyRaces(t *testing.T) {
 					write(t, path, string(builtAs("bridge", "v1.0.0", "")), 0o755)
 				}
 				var theirs string
+				at := time.Unix(1, 0)
+				if state == "unseen" {
+					must(t, os.Chtimes(path, at, at))
+				}
 				comes := func() {
-					if theirs == "" {
+					switch {
+					case theirs == "" && state == "unseen":
+						write(t, path, string(builtAs("bridge", "v2.0.0", "")), 0o755)
+						must(t, os.Chtimes(path, at, at))
+						theirs = ident(t, path)
+					case theirs == "":
 						if state != "written to in place" {
 							os.Remove(path)
 						}

@@ -107,7 +107,8 @@ type takeback struct {
 	inode    uint64        // of what was put back
 	sha256   string        // the same
 	changed  bool
-	stays    bool // a file of ours, in the folder, that the next run has to know for ours
+	back     string // under which name our file lies in the slot, once the original is in its place
+	stays    bool   // a file of ours that the next run has to know for ours
 }
 
 func (t *takeback) result() Result {
@@ -154,6 +155,7 @@ func (r *restore) do() error {
 	}
 	var err error
 	r.store, err = openStore(r.dir, !r.o.DryRun)
+	r.store.restoring = true
 	defer r.store.close()
 	if err != nil {
 		return &BinDirError{r.report.BinDir, err}
@@ -165,6 +167,8 @@ func (r *restore) do() error {
 	if err != nil {
 		return &BinDirError{r.report.BinDir, err}
 	}
+	names = append(names, r.store.unmarked(r.ctx, names)...)
+	slices.Sort(names)
 	if names, err = chosen(names, r.o.Only); err != nil {
 		return err
 	}
@@ -255,11 +259,10 @@ func (t *takeback) look(ctx context.Context, s *store) error {
 		return err
 	case t.digest == "":
 		t.found = describeFound(s.bin, t.name, t.entry)
-		t.action, t.cause, t.sha256 = Left, "is not what staging put there: "+t.found.String(), ""
 		t.older = len(kept)
-		return nil
+		return t.lookAtTheirs(ctx, s)
 	}
-	t.found = Found{State: AsStaged}
+	t.found = Found{State: AsStaged, Detail: metadataDiffers(t.entry)}
 	if len(kept) > 0 {
 		t.action = PutBack
 		return nil
@@ -272,6 +275,46 @@ func (t *takeback) look(ctx context.Context, s *store) error {
 		return ErrNotKept
 	}
 	t.action = Removed
+	return nil
+}
+
+// lookAtTheirs decides about a name under which stands what is not ours: the original, if an interrupted restoring has come as far,
+// or what somebody has put there.
+func (t *takeback) lookAtTheirs(ctx context.Context, s *store) error {
+	back, o, err := s.isBack(t.slot, t.name)
+	if err != nil {
+		return err
+	}
+	if back != "" {
+		t.action, t.original, t.back, t.inode, t.sha256 = PutBack, o, back, t.entry.Ino, ""
+		return t.checkOriginal(ctx, s.bin, t.name, t.entry)
+	}
+	t.action, t.sha256 = Left, ""
+	marked, err := s.marked(t.name)
+	switch {
+	case err != nil:
+		return err
+	case marked:
+		t.cause = "is not what staging put there: " + t.found.String()
+	case s.recorded(ctx, t.name):
+		t.stays = true
+		t.cause = "its mark in " + path.Join(storeName, stagedName) + " is gone, and the ledger says that staging put it there"
+	default:
+		t.cause = "nothing that staging knows of stands there any more: " + t.found.String()
+	}
+	return nil
+}
+
+// checkOriginal finds out whether an original, which lies in dir as file, was written to since it was replaced.
+func (t *takeback) checkOriginal(ctx context.Context, dir *hostdir.Dir, file string, e hostdir.Entry) error {
+	digest, err := digestOf(ctx, dir, file, e)
+	if err != nil {
+		return err
+	}
+	if digest != unreadDigest {
+		t.sha256 = digest
+		t.changed = t.original.digest != unreadDigest && t.original.digest != digest
+	}
 	return nil
 }
 
@@ -291,8 +334,8 @@ func (t *takeback) lookAtNothing(s *store, kept []original) error {
 		t.action, t.cause = Left, "is not what staging put there: comes back when what an interrupted run has left is filed"
 	case marked && len(kept) > 0:
 		t.action = PutBack
-	case absent:
-		t.action = Removed // by somebody else
+	case absent || marked:
+		t.action = Removed // by somebody else, or by a restoring that was interrupted
 	default:
 		t.older, t.sha256 = len(kept), ""
 		t.action, t.cause = Left, "is gone already"
@@ -339,7 +382,7 @@ func describeFound(dir *hostdir.Dir, name string, e hostdir.Entry) Found {
 		f := Found{State: Different, Detail: metadataDiffers(e)}
 		if f.Detail == "" {
 			f.Detail = "other bytes"
-			d, _ := describeFile(dir, name) // for telling only
+			d, _ := describe(dir.OpenFile(name)) // for telling only
 			f.Version, f.Build = d.Version, d.Build()
 		}
 		return f
@@ -357,10 +400,10 @@ func (r *restore) takeBack(t *takeback) error {
 	if r.ctx.Err() != nil {
 		return errInterrupted
 	}
-	if t.action == Removed {
-		if t.found.State == Absent {
-			return nil
-		}
+	switch {
+	case t.back != "" || t.action == Removed && t.found.State == Absent:
+		return nil // done already
+	case t.action == Removed:
 		return r.remove(t)
 	}
 	e, err := t.slot.Stat(t.original.file)
@@ -371,13 +414,8 @@ func (r *restore) takeBack(t *takeback) error {
 		return err
 	}
 	t.inode = e.Ino
-	digest, err := digestOf(r.ctx, t.slot, t.original.file, e)
-	if err != nil {
+	if err := t.checkOriginal(r.ctx, t.slot, t.original.file, e); err != nil {
 		return err
-	}
-	if digest != unreadDigest {
-		t.sha256 = digest
-		t.changed = t.original.digest != unreadDigest && t.original.digest != digest
 	}
 	if t.found.State == Absent {
 		err := given(publish(r.dir, t.slot, t.original.file, t.name))
@@ -395,6 +433,11 @@ func (r *restore) takeBack(t *takeback) error {
 	var stuck *stuckError
 	if errors.As(err, &stuck) {
 		return err // and the next run settles it
+	}
+	if err == nil && t.action == PutBack {
+		// Until that is durable, our file stays where it is: it tells a run after a crash what this one has done.
+		t.back = on
+		return nil
 	}
 	r.leftover(t, path.Join(originalsName, t.name), on, r.store.settleBack(context.WithoutCancel(r.ctx), t.slot, t.name, on))
 	return err
@@ -436,7 +479,7 @@ func (r *restore) exchange(t *takeback, on string) error {
 		if err != nil {
 			return stuckSwap(t.name, on, err)
 		}
-		if out.Untouched(t.entry) {
+		if out.Untouched(t.entry) && r.stillOurs(t, on, out) {
 			return nil
 		}
 		if err := swapBack(r.dir, t.slot, on, t.name); err != nil {
@@ -445,6 +488,13 @@ func (r *restore) exchange(t *takeback, on string) error {
 		return t.leave()
 	}
 	return errContended
+}
+
+// stillOurs says whether what came out from under the name has the bytes that were looked at, which its size and times do not tell.
+// What cannot be read any more is not taken for another's.
+func (r *restore) stillOurs(t *takeback, file string, e hostdir.Entry) bool {
+	digest, _ := digestOf(context.WithoutCancel(r.ctx), t.slot, file, e)
+	return digest == t.digest || digest == unreadDigest
 }
 
 // replace is exchange for file systems that cannot: ours gets a second name first. A file that another program renames into
@@ -459,7 +509,7 @@ func (r *restore) replace(t *takeback, on string) error {
 	}
 	e, err := t.slot.Stat(old)
 	switch {
-	case err == nil && !e.Untouched(t.entry):
+	case err == nil && !(e.Untouched(t.entry) && r.stillOurs(t, old, e)):
 		err = t.leave() // nil
 	case err == nil:
 		err = replace(r.dir, t.slot, on, t.name)
@@ -513,12 +563,16 @@ func (r *restore) settle() {
 	}
 	var done []*takeback
 	for _, t := range r.work {
-		if t.err == nil && !t.stays {
+		if t.back != "" {
+			r.leftover(t, path.Join(originalsName, t.name), t.back, r.store.settleBack(context.WithoutCancel(r.ctx), t.slot, t.name, t.back))
+		}
+		// What was left may go one day, and its original is to come back then.
+		if t.err == nil && !t.stays && !(t.action == Left && t.older > 0) {
 			done = append(done, t)
 		}
 	}
 	if err := r.store.dismiss(done); err != nil {
-		r.warn("%s", errnoText(err))
+		r.warn("%s", located(r.dir, err))
 	}
 }
 
@@ -554,6 +608,32 @@ func backName(inode uint64, o original) string {
 }
 
 var backPattern = regexp.MustCompile(`^` + backPrefix + `([0-9]{1,20})-([1-9][0-9]{0,8}-(?:[0-9a-f]{64}|` + unreadDigest + `))$`)
+
+// isBack says whether the original that lay in a slot has its name again, and under which name our file lies there since.
+func (s *store) isBack(slot *hostdir.Dir, name string) (back string, o original, err error) {
+	if slot == nil {
+		return "", o, nil
+	}
+	files, err := slot.Names()
+	if err != nil {
+		return "", o, err
+	}
+	there, err := s.bin.Stat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", o, nil
+	}
+	for _, file := range files {
+		m := backPattern.FindStringSubmatch(file)
+		if err != nil || m == nil || m[1] != fmt.Sprint(there.Ino) {
+			continue
+		}
+		var e hostdir.Entry
+		if e, err = slot.Stat(file); err == nil && !e.Same(there) {
+			return file, parseOriginals(m[2:])[0], nil
+		}
+	}
+	return "", o, err
+}
 
 // settleBack decides what becomes of a file that lies in a slot under its back name: the original gets its own name again,
 // one of ours is removed, anything else is kept as the newest original.
@@ -686,7 +766,7 @@ func (s *store) strange() (found []string) {
 	return found[:min(len(found), 3)]
 }
 
-// empty says whether neither a mark nor an original is in the folder.
+// empty says whether neither a mark nor an original is in the folder, and the ledger has nothing of which only it knows.
 func (s *store) empty() (bool, error) {
 	for _, d := range []*hostdir.Dir{s.staged, s.originals} {
 		if d == nil {
@@ -696,7 +776,7 @@ func (s *store) empty() (bool, error) {
 			return false, err
 		}
 	}
-	return true, nil
+	return len(s.unmarked(context.Background(), nil)) == 0, nil
 }
 
 // dismantle takes the empty folder away. A ledger that a later chandler wrote, and what nobody here put there, stays.

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -129,7 +130,7 @@ func TestRestoreOnly(t *testing.T) {
 	}
 }
 
-// What somebody else has put there, or done to our file, since it was staged is theirs: it stays, and so does what it would have
+// What somebody else has put there, or written to our file, since it was staged is theirs: it stays, and so does what it would have
 // got back.
 func TestRestoreLeaves(t *testing.T) {
 	for name, touch := range map[string]func(t *testing.T, path string){
@@ -140,7 +141,6 @@ func TestRestoreLeaves(t *testing.T) {
 		"written to": func(t *testing.T, path string) {
 			must(t, os.Truncate(path, 10))
 		},
-		"mode": func(t *testing.T, path string) { must(t, os.Chmod(path, 0o700)) },
 		"link": func(t *testing.T, path string) {
 			os.Remove(path)
 			put(t, path, hostdir.Symlink)
@@ -176,6 +176,13 @@ func TestRestoreLeaves(t *testing.T) {
 				t.Errorf("kept is %s\nwas %s", kept, bridge)
 			}
 			want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:left")
+			// Once it is given up, the original comes back.
+			must(t, os.RemoveAll(filepath.Join(bin, "bridge")))
+			want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:put back")
+			if now := ident(t, filepath.Join(bin, "bridge")); now != bridge {
+				t.Errorf("bridge is %s\nwas %s", now, bridge)
+			}
+			wantGone(t, filepath.Join(bin, storeName))
 		})
 	}
 }
@@ -229,14 +236,12 @@ func TestDryRunAfterAnInterruption(t *testing.T) {
 			must(t, unix.Lstat(kept, &st))
 			back := filepath.Join(slot, backName(st.Ino, original{file: filepath.Base(kept)}))
 			swap := filepath.Join(slot, swapName(sum(ref("bridge", "v1").data), "RUN"))
-			wanted := "bridge:put back"
 			switch state {
 			case "original on its way":
 				must(t, os.Rename(kept, back))
 			case "ours came out":
 				must(t, unix.Renameat2(unix.AT_FDCWD, kept, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE))
 				must(t, os.Rename(kept, back))
-				wanted = "bridge:left"
 			case "taken by staging":
 				must(t, os.Rename(kept, swap))
 			case "not yet taken by staging":
@@ -245,13 +250,16 @@ func TestDryRunAfterAnInterruption(t *testing.T) {
 			same := unchanged(t, bin, true)
 			r := Restore(t.Context(), RestoreOptions{BinDir: bin, DryRun: true})
 			checkReport(t, r)
-			want(t, r, wanted)
+			want(t, r, "bridge:put back")
 			list, err := Originals(t.Context(), RestoreOptions{BinDir: bin})
 			if err != nil || len(list) != map[bool]int{true: 0, false: 1}[state == "ours came out"] {
 				t.Errorf("%v, %v", list, err)
 			}
 			same()
-			restored(t, RestoreOptions{BinDir: bin})
+			r = restored(t, RestoreOptions{BinDir: bin})
+			want(t, r, "bridge:put back")
+			wantWarnings(t, r)
+			wantGone(t, filepath.Join(bin, storeName))
 			if now := ident(t, path); now != bridge {
 				t.Errorf("bridge is %s\nwas %s", now, bridge)
 			}
@@ -280,7 +288,7 @@ func TestAways(t *testing.T) {
 			r := restored(t, RestoreOptions{BinDir: bin})
 			switch state {
 			case "ours":
-				want(t, r, "bridge:removed new:left") // it is gone already
+				want(t, r, "bridge:removed new:removed") // it is gone already
 				wantGone(t, filepath.Join(bin, storeName))
 			case "theirs":
 				want(t, r, "bridge:removed new:left")
@@ -558,7 +566,8 @@ func TestRestoreInterrupted(t *testing.T) {
 				t.Errorf("step %d: %v", step, err)
 			}
 		}
-		if r := restored(t, RestoreOptions{BinDir: bin}); !r.Complete() {
+		r := restored(t, RestoreOptions{BinDir: bin})
+		if !r.Complete() || len(r.Warnings) > 0 || slices.ContainsFunc(r.Plugins, func(p Result) bool { return p.Action == Left }) {
 			t.Errorf("step %d: %s", step, r.Text())
 		}
 		same()
@@ -697,6 +706,80 @@ func TestRestoreRaces(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What came has the size, the times and the inode of what was looked at: the bytes tell.
+func TestRestoreRacesUnseen(t *testing.T) {
+	for _, plain := range []bool{false, true} {
+		bin := t.TempDir()
+		path := filepath.Join(bin, "bridge")
+		bridge := old(t, path, hostdir.File)
+		stage(t, packed(t, "v1", set("v1", "bridge")...), Options{BinDir: bin})
+		info, err := os.Stat(path)
+		must(t, err)
+		var theirs string
+		t.Run(fmt.Sprintf("plain=%t", plain), func(t *testing.T) {
+			real := exchange
+			swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+				if theirs == "" {
+					must(t, os.WriteFile(path, []byte(strings.Repeat("t", int(info.Size()))), 0))
+					must(t, os.Chtimes(path, info.ModTime(), info.ModTime()))
+					theirs = ident(t, path)
+				}
+				if plain {
+					return &fs.PathError{Op: "rename", Path: to, Err: errors.ErrUnsupported}
+				}
+				return real(d, from, name, to)
+			})
+			want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:left")
+		})
+		if now := ident(t, path); now != theirs {
+			t.Errorf("there is %s\nwant %s", now, theirs)
+		}
+		if kept := ident(t, newest(t, bin, "bridge")); kept != bridge {
+			t.Errorf("kept is %s\nwas %s", kept, bridge)
+		}
+	}
+}
+
+// Where the marks are lost, the ledger knows what must not pass unsaid.
+func TestRestoreWithoutMarks(t *testing.T) {
+	bin := t.TempDir()
+	old(t, filepath.Join(bin, "bridge"), hostdir.File)
+	stage(t, packed(t, "v1", set("v1", "bridge", "new", "ptp", "vlan")...), Options{BinDir: bin})
+	must(t, os.RemoveAll(filepath.Join(bin, storeName, stagedName)))
+	must(t, os.Remove(filepath.Join(bin, "vlan")))
+	write(t, filepath.Join(bin, "ptp"), "somebody's", 0o755)
+	same := unchanged(t, bin, false)
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:left new:left")
+	for _, name := range []string{"bridge", "new"} {
+		if cause := result(t, r, name).Cause; cause != "its mark in .chandler/staged is gone, and the ledger says that staging put it there" {
+			t.Errorf("%s: %q", name, cause)
+		}
+	}
+	same()
+}
+
+// What cannot have come into a mark's place by staging or restoring stays there.
+func TestDirectoryForAMark(t *testing.T) {
+	bin := t.TempDir()
+	b := packed(t, "v1", set("v1", "bridge")...)
+	stage(t, b, Options{BinDir: bin})
+	for _, name := range []string{"bridge", "new"} {
+		at := filepath.Join(bin, storeName, stagedName, mark(name, absentMark))
+		os.Remove(at)
+		must(t, os.Mkdir(at, 0o755))
+	}
+	same := unchanged(t, bin, false)
+	want(t, stage(t, b, Options{BinDir: bin}), "bridge:unchanged")
+	same()
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:failed new:failed")
+	if cause := result(t, r, "bridge").Cause; cause != ".chandler/staged/bridge@absent: is a directory" {
+		t.Errorf("%q", cause)
+	}
+	same()
 }
 
 // File systems that cannot exchange: the same, in more steps.

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -380,6 +381,17 @@ func errnoText(err error) string {
 	}
 	if p, ok := err.(*fs.PathError); ok {
 		return p.Op + ": " + p.Err.Error()
+	}
+	return err.Error()
+}
+
+// located is errnoText for where no word says which file it is: with its path below the bin dir.
+func located(bin *hostdir.Dir, err error) string {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return located(bin, joined.Unwrap()[0])
+	}
+	if p, ok := err.(*fs.PathError); ok {
+		return p.Op + " " + strings.TrimPrefix(p.Path, bin.Path()+"/") + ": " + p.Err.Error()
 	}
 	return err.Error()
 }

@@ -28,7 +28,8 @@ import (
 //
 //	.chandler/tmp/<run>/<name>                      files being written; a run's folder is locked while the run lives
 //	.chandler/originals/<name>/<n>-<digest>         what staging replaced, moved there, the newest with the highest n
-//	.chandler/originals/<name>/swap-<digest>-<run>  a name's exchange under way: our new file before it, what was there after
+//	.chandler/originals/<name>/swap-<digest>-[first-]<run>  a name's exchange under way: our new file before it, what was there
+//	                                                after; first if the digest had not been published under the name before
 //	.chandler/originals/<name>/back-<inode>-<n>-<digest>  an original on its way back: the original itself while it has that inode
 //	.chandler/staged/<name>@<digest>                an empty file: staging has published this digest under this name
 //	.chandler/staged/<name>@absent                  an empty file: nothing stood there when staging put a file there
@@ -45,6 +46,7 @@ const (
 	ledgerName    = "ledger.json"
 
 	swapPrefix   = "swap-"
+	firstTime    = "first-"
 	backPrefix   = "back-"
 	absentMark   = "absent"
 	unreadDigest = "unread" // stands for the digest of an original that could not be read, or was too large to
@@ -71,6 +73,7 @@ type store struct {
 	hasMarks  bool // this run has marks in staged
 	slots     map[string]*hostdir.Dir
 	change    bool // the run is to change something, and may put modes right
+	restoring bool // the run is a restoring, which confirms what an earlier one has put back
 }
 
 // OwnerError says that the folder in the bin dir belongs to somebody else, who could change what lies in it.
@@ -195,7 +198,7 @@ func (s *store) keptIn(ctx context.Context, slot *hostdir.Dir, name string) ([]o
 		if err != nil {
 			return nil, err
 		}
-		if ours, _ := s.ours(name, digest, e); ours || exact(e) && digest == swapDigest(file) {
+		if ours, _ := s.oursIn(file, name, digest, e); ours {
 			continue
 		}
 		kept = append(kept, original{nextNumber(kept), digest, file})
@@ -243,10 +246,12 @@ var errUnsettled = errors.New("what an interrupted run has left could not be fil
 func (s *store) settledName(slot *hostdir.Dir, name string) error {
 	if s.staged != nil {
 		e, err := s.staged.Stat(mark(name, absentMark))
-		if err == nil && !empty(e) {
-			err = errUnsettled
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		switch {
+		case err == nil && e.Kind == hostdir.Folder:
+			return fmt.Errorf("%s: %w", path.Join(storeName, stagedName, mark(name, absentMark)), unix.EISDIR)
+		case err == nil && !empty(e):
+			return errUnsettled
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
 			return err
 		}
 	}
@@ -254,8 +259,12 @@ func (s *store) settledName(slot *hostdir.Dir, name string) error {
 		return nil
 	}
 	files, err := slot.Names()
+	if err != nil {
+		return err
+	}
+	back, _, err := s.isBack(slot, name)
 	for _, file := range files {
-		if strings.HasPrefix(file, swapPrefix) && !s.alive(file) || backPattern.MatchString(file) {
+		if strings.HasPrefix(file, swapPrefix) && !s.alive(file) || backPattern.MatchString(file) && file != back {
 			return errUnsettled
 		}
 	}
@@ -264,11 +273,14 @@ func (s *store) settledName(slot *hostdir.Dir, name string) error {
 
 // current says what stands under name in the bin dir and, if that is what staging put there, its digest.
 func (s *store) current(ctx context.Context, name string) (e hostdir.Entry, digest string, err error) {
-	if e, err = s.bin.Stat(name); err != nil || s.staged == nil || !exact(e) {
+	if e, err = s.bin.Stat(name); err != nil || s.staged == nil || e.Kind != hostdir.File {
 		return e, "", err
 	}
 	digest, unread, err := digestOrWhy(ctx, s.bin, name, e)
-	if err = errors.Join(err, unread); err != nil || digest == unreadDigest {
+	if unread != nil && exact(e) { // else it is most likely somebody's
+		err = errors.Join(err, unread)
+	}
+	if err != nil || digest == unreadDigest {
 		return e, "", err
 	}
 	ours, err := s.ours(name, digest, e)
@@ -452,11 +464,12 @@ func (s *store) slot(name string) (*hostdir.Dir, error) {
 
 func mark(name, what string) string { return name + "@" + what }
 
-// ours says whether the file of this digest and entry under name is one that staging put there and nobody has touched.
+// ours says whether the file of this digest and entry under name is one that staging put there. That somebody has given it another
+// mode or owner since does not make it theirs: it would be taken for an original, and put back over the real one.
 // The marks are looked at when it is asked, so that what another run has published since this one began counts as well.
 // An error says why that cannot be found out.
 func (s *store) ours(name, digest string, e hostdir.Entry) (bool, error) {
-	if s.staged == nil || !exact(e) || digest == unreadDigest {
+	if s.staged == nil || e.Kind != hostdir.File || digest == unreadDigest {
 		return false, nil
 	}
 	_, err := s.staged.Stat(mark(name, digest))
@@ -464,6 +477,16 @@ func (s *store) ours(name, digest string, e hostdir.Entry) (bool, error) {
 		return false, nil
 	}
 	return err == nil, err
+}
+
+// oursIn is ours of a file that has to do with an exchange under way. Before the exchange the swap name has our new file, with the
+// digest that the name says; after it, perhaps our last one. A digest that is not known proves nothing; nor does the mark of a
+// digest that is being published for the first time, of bytes that were somebody's before.
+func (s *store) oursIn(swap, name, digest string, e hostdir.Entry) (bool, error) {
+	if digest != unreadDigest && digest == swapDigest(swap) && (exact(e) || first(swap)) {
+		return exact(e), nil
+	}
+	return s.ours(name, digest, e)
 }
 
 // exact says whether a file's metadata is what staging leaves.
@@ -572,10 +595,10 @@ func (s *store) unmark(names []string) {
 // clear puts right what earlier runs left. It must hold the lock. What cannot be cleared is not worth failing for.
 func (s *store) clear(ctx context.Context, warn func(format string, args ...any)) {
 	if err := s.settleSwaps(ctx); err != nil {
-		warn("an interrupted run's original could not be filed: %s", errnoText(err))
+		warn("an interrupted run's original could not be filed: %s", located(s.bin, err))
 	}
 	if err := s.clearLeftovers(); err != nil {
-		warn("leftovers of an earlier run stay: %s", errnoText(err))
+		warn("leftovers of an earlier run stay: %s", located(s.bin, err))
 	}
 }
 
@@ -651,6 +674,9 @@ func (s *store) settleSwaps(ctx context.Context) error {
 				_, err := s.settle(ctx, slot, name, file, keep)
 				errs = append(errs, err)
 			case strings.HasPrefix(file, backPrefix):
+				if back, _, _ := s.isBack(slot, name); back == file && s.restoring {
+					continue
+				}
 				errs = append(errs, s.settleBack(ctx, slot, name, file))
 			case originalName.MatchString(file):
 				errs = append(errs, s.settleOriginal(slot, name, file))
@@ -667,7 +693,7 @@ func (s *store) settleAways(ctx context.Context) error {
 	errs := []error{err}
 	for _, name := range names {
 		e, err := s.staged.Stat(mark(name, absentMark))
-		if err == nil && !empty(e) {
+		if err == nil && !empty(e) && e.Kind != hostdir.Folder { // which cannot have been put in a mark's place
 			_, err = s.settleAway(ctx, name)
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -689,7 +715,7 @@ func (s *store) settleAway(ctx context.Context, name string) (gone bool, err err
 	if err != nil {
 		return false, err
 	}
-	if exact(e) { // else it is not ours, whatever is in it
+	if e.Kind == hostdir.File {
 		digest, unread, err := digestOrWhy(ctx, s.staged, away, e)
 		if err != nil {
 			return false, err
@@ -698,7 +724,7 @@ func (s *store) settleAway(ctx context.Context, name string) (gone bool, err err
 		if ours {
 			return true, s.staged.Remove(away)
 		}
-		if doubt = cmp.Or(unread, doubt); doubt != nil {
+		if doubt = cmp.Or(unread, doubt); doubt != nil && exact(e) {
 			return false, doubt
 		}
 	}
@@ -766,11 +792,8 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 	if err != nil {
 		return settled{}, err
 	}
-	// Before the exchange it is our new file, with the digest that its name says; after it, it may be our last one.
-	// A digest that is not known proves nothing.
-	unpublished := exact(e) && digest == swapDigest(swap) && digest != unreadDigest
-	ours, doubt := s.ours(name, digest, e)
-	if unpublished || ours {
+	ours, doubt := s.oursIn(swap, name, digest, e)
+	if ours {
 		return settled{}, slot.Remove(swap)
 	}
 	if doubt = cmp.Or(unread, doubt); doubt != nil && others == keepSure {
@@ -900,7 +923,7 @@ func (s *store) giveBack(ctx context.Context, slot *hostdir.Dir, name, swap stri
 	if err != nil {
 		return stuck(err)
 	}
-	if ours, _ := s.ours(name, digest, there); !ours && !(exact(there) && digest == swapDigest(swap)) {
+	if ours, _ := s.oursIn(swap, name, digest, there); !ours {
 		return stuck(errContended)
 	}
 	if err := exchange(s.bin, slot, swap, name); err != nil {
@@ -911,6 +934,9 @@ func (s *store) giveBack(ctx context.Context, slot *hostdir.Dir, name, swap stri
 	}
 	return slot.Remove(swap)
 }
+
+// first says whether a swap name is that of the first publishing of its digest under the name.
+func first(swap string) bool { return strings.Contains(swap, "-"+firstTime) }
 
 // swapName is the name of an exchange under way: <prefix><digest of our file>-<run>.
 func swapName(digest, run string) string { return swapPrefix + digest + "-" + run }
