@@ -47,19 +47,23 @@ func TestEverySystemCallFails(t *testing.T) {
 	for _, s := range all {
 		t.Run(s.name, func(t *testing.T) {
 			ran++
-			faults := append(s.known(t), drawn[s.name]...)
+			known := s.known(t)
+			faults := append(known, drawn[s.name]...)
+			unmet := make([]bool, len(faults))
 			inParallel(t, len(faults), func(d *desk, i int) error {
 				try, problems, err := s.run(d, faults[i])
 				if err != nil {
 					return err
 				}
 				met.add(try)
+				unmet[i] = len(try.hits) == 0
 				if len(problems) > 0 {
 					t.Errorf("%s\n%v\n%s\n%s", faults[i], try.hits, list(problems), try.outcome)
 				}
 				return nil
 			})
 			t.Logf("%d calls, %d faults", len(s.calls), len(faults))
+			holdMet(t, faults, unmet, len(known))
 		})
 	}
 	if ran < len(all) {
@@ -75,6 +79,27 @@ func TestEverySystemCallFails(t *testing.T) {
 	}
 }
 
+// holdMet says which faults met no call: whoever is to be held to what it makes of them was not. The first ones, of which each is
+// there for a reason, have to be met; of the others a few may come too late, since two threads share what is counted, and a run does
+// not always make as many calls.
+func holdMet(t *testing.T, faults []fault, unmet []bool, known int) {
+	t.Helper()
+	missed := 0
+	for i, f := range faults {
+		switch {
+		case !unmet[i]:
+		case i < known:
+			t.Errorf("%s met no call", f)
+		default:
+			missed++
+			t.Logf("%s met no call", f)
+		}
+	}
+	if missed*20 > len(faults) {
+		t.Errorf("%d of %d faults met no call", missed, len(faults))
+	}
+}
+
 func list(problems []problem) string {
 	var lines []string
 	for _, p := range problems {
@@ -87,7 +112,7 @@ func list(problems []problem) string {
 func (s *scene) known(t *testing.T) []fault {
 	t.Helper()
 	table := []struct {
-		scene, call, path string // the end of the path
+		scene, call, path string // the end of the path, or a part of it that ends in a hyphen
 		errno             unix.Errno
 		mode              string
 	}{
@@ -118,13 +143,17 @@ func (s *scene) known(t *testing.T) []fault {
 		if row.scene != s.name {
 			continue
 		}
-		n := len(known)
+		// Counted by file: which of two files is the first is the threads' to say.
+		n := 0
 		for _, c := range s.calls {
-			if c.Name == row.call && (strings.HasSuffix(c.Path, row.path) || strings.HasSuffix(row.path, "-") && strings.Contains(c.Path, row.path)) {
-				known = append(known, failing(c.Name, c.K, row.errno, row.mode))
+			if f := (fault{name: row.call, path: row.path}); f.meant(&c) {
+				n++
+				f = failing(row.call, n, row.errno, row.mode)
+				f.path = row.path
+				known = append(known, f)
 			}
 		}
-		if len(known) == n {
+		if n == 0 {
 			t.Errorf("no %s of %s any more: find out what has become of it", row.call, row.path)
 		}
 	}

@@ -215,22 +215,36 @@ func (s *scene) prepare(d *desk) error {
 type fault struct {
 	name   string // of the call
 	k      int    // the how-manieth of that name
+	path   string // of those alone that are about such a file: the end of its path, or a part of it that ends in a hyphen; any if empty
 	action tracer.Action
 	errno  unix.Errno
 	mode   string // once, on (every later one of that name fails as well), short, killed before, killed after
 }
 
 func (f fault) String() string {
-	if f.errno != 0 {
-		return fmt.Sprintf("%s %d: %s, %s", f.name, f.k, unix.ErrnoName(f.errno), f.mode)
+	which := fmt.Sprintf("%s %d", f.name, f.k)
+	if f.path != "" {
+		which += " of " + f.path
 	}
-	return fmt.Sprintf("%s %d: %s", f.name, f.k, f.mode)
+	if f.errno != 0 {
+		return fmt.Sprintf("%s: %s, %s", which, unix.ErrnoName(f.errno), f.mode)
+	}
+	return fmt.Sprintf("%s: %s", which, f.mode)
+}
+
+// meant says whether a call is one of those that the fault counts.
+func (f fault) meant(c *tracer.Call) bool {
+	return c.Name == f.name && (strings.HasSuffix(c.Path, f.path) || strings.HasSuffix(f.path, "-") && strings.Contains(c.Path, f.path))
 }
 
 // decide carries out a fault, and adds to hits the calls that met it.
 func (s *scene) decide(f fault, hits *[]tracer.Call) tracer.Decide {
+	k := 0
 	return func(c *tracer.Call) (tracer.Action, unix.Errno) {
-		if c.Name == f.name && (c.K == f.k || f.mode == "on" && c.K > f.k) && (f.action != tracer.Short || c.Moves()) {
+		if f.meant(c) {
+			k++
+		}
+		if f.meant(c) && (k == f.k || f.mode == "on" && k > f.k) && (f.action != tracer.Short || c.Moves()) {
 			*hits = append(*hits, *c)
 			return f.action, f.errno
 		}
