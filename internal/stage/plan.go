@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/hostdir"
 	"github.com/chandler-cni/chandler/internal/plugin"
@@ -68,6 +70,7 @@ type Item struct {
 	entry       hostdir.Entry // of what was found
 	sameBytes   bool          // a file with the bundle's bytes, whatever else differs
 	description plugin.Description
+	unread      error  // why what it is could not be read; nil also where it could not even be looked at
 	policy      Policy // that decided it
 	linkTo      *Item  // whose file, already in place, is to get this name too; nil if there is none
 }
@@ -169,7 +172,7 @@ func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
 			it.Action = Unchanged
 		} else if it.Found.State == Different && !it.sameBytes {
 			if it.description, err = describeFile(dir, name); err != nil {
-				it.Found = Found{State: Unreadable, Detail: errnoText(err)}
+				it.unreadable(err)
 			}
 			it.Found.Version, it.Found.Build = it.description.Version, it.description.Build()
 		}
@@ -182,7 +185,10 @@ func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
 		it.Found, it.Action = Found{State: Symlink, Target: target, Visible: dir.TargetVisible(name)}, Replaced
 		// A link to a file beside it leads nowhere else, wherever the directory is mounted.
 		if !strings.ContainsRune(target, '/') {
-			it.description, _ = describeFile(dir, target)
+			it.description, err = describeFile(dir, target)
+			if !leadsNowhere(err) {
+				it.unread = err
+			}
 			it.Found.Version = it.description.Version
 		}
 	case hostdir.Folder:
@@ -191,6 +197,15 @@ func (it *Item) look(b *bundle.Bundle, dir *hostdir.Dir) error {
 		it.Found, it.Action, it.Err = Found{State: Special, Detail: string(e.Kind)}, Failed, &LeftError{e.Kind}
 	}
 	return nil
+}
+
+// leadsNowhere says that what a link names is not there, or no file: then it is of no version.
+func leadsNowhere(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, hostdir.ErrNotRegular) || errors.Is(err, unix.ENAMETOOLONG)
+}
+
+func (it *Item) unreadable(err error) {
+	it.Found, it.unread = Found{State: Unreadable, Detail: errnoText(err)}, err
 }
 
 // compare fills in how the regular file in dir differs from the bundle's. The bytes are compared with each other and not
@@ -202,9 +217,9 @@ func (it *Item) compare(b *bundle.Bundle, dir *hostdir.Dir) error {
 		it.Found = Found{State: Different, Detail: fmt.Sprintf("%d bytes, not %d", it.entry.Size, p.Size)}
 		return nil
 	}
-	theirs, e, err := dir.OpenFile(p.Name)
+	theirs, e, err := openFile(dir, p.Name)
 	if err != nil {
-		it.Found = Found{State: Unreadable, Detail: errnoText(err)}
+		it.unreadable(err)
 		return nil
 	}
 	defer theirs.Close()
@@ -220,7 +235,7 @@ func (it *Item) compare(b *bundle.Bundle, dir *hostdir.Dir) error {
 	case errors.As(err, &read) && read.first:
 		return b.Damage(p, read.err)
 	case err != nil:
-		it.Found = Found{State: Unreadable, Detail: errnoText(err)}
+		it.unreadable(err)
 	case !it.sameBytes:
 		it.Found = Found{State: Different, Detail: "other bytes"}
 	case differs != "":

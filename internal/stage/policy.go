@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -58,7 +59,14 @@ func (o Options) policy(name string) Policy {
 	return o.Policy
 }
 
-// decide lets the policy of each name speak on what the plan would replace. It changes nothing. Errors are the context's.
+// unjudgedError says that a policy could not be asked about what stands under a name, since that could not be found out.
+type unjudgedError struct{ err error }
+
+func (e *unjudgedError) Error() string { return e.err.Error() }
+func (e *unjudgedError) Unwrap() error { return e.err }
+
+// decide lets the policy of each name speak on what the plan would replace. What it cannot be asked about stays, and has failed.
+// It changes nothing. Errors are the bundle's and the context's.
 func (r *run) decide(items []Item) error {
 	errs := make([]error, len(items))
 	each(len(items), func(i int) {
@@ -68,7 +76,12 @@ func (r *run) decide(items []Item) error {
 			return
 		}
 		reason, why, err := r.keeps(it)
+		var unjudged *unjudgedError
 		switch {
+		case r.ctx.Err() != nil:
+			errs[i] = r.ctx.Err()
+		case errors.As(err, &unjudged):
+			it.Action, it.Err = Failed, unjudged.err
 		case err != nil:
 			errs[i] = err
 		case reason != "":
@@ -78,9 +91,14 @@ func (r *run) decide(items []Item) error {
 	return firstError(errs)
 }
 
-// keeps says why the policy keeps what stands under a name, in a word and in words; nothing if it does not.
+// keeps says why the policy keeps what stands under a name, in a word and in words; nothing if it does not. Errors are
+// *unjudgedError, the bundle's and the context's.
 func (r *run) keeps(it *Item) (reason Reason, why string, err error) {
 	something := it.Found.State != Absent
+	var left *LeftError
+	if it.Err != nil && !errors.As(it.Err, &left) && it.policy != Never {
+		return "", "", nil // it could not be looked at, and has failed
+	}
 	switch it.policy {
 	case Never:
 		if !something {
@@ -114,6 +132,9 @@ func (r *run) keepsNewer(it *Item) (reason Reason, why string, err error) {
 	if err != nil {
 		return "", "", err
 	}
+	if it.unread != nil && r.o.Unknown != KeepUnknown {
+		return "", "", &unjudgedError{it.unread} // it may be of any version
+	}
 	order, known := 0, false
 	if theirs.Version != "" {
 		version, module, err := r.bundleVersion(it.Plugin)
@@ -135,24 +156,34 @@ func (r *run) keepsNewer(it *Item) (reason Reason, why string, err error) {
 		if strings.HasPrefix(it.Found.Build, "unknown version") {
 			return UnknownVersion, it.Found.Build, nil
 		}
-		return UnknownVersion, "unknown version, " + it.Found.String(), nil
+		why := "unknown version, " + it.Found.String()
+		if it.unread != nil && it.Found.State != Unreadable { // a link's
+			why += ", " + errnoText(it.unread)
+		}
+		return UnknownVersion, why, nil
 	}
 	return "", "", nil
 }
 
-// ours says whether what the plan found is what staging put there.
+// ours says whether what the plan found is what staging put there. If that cannot be found out, the error is an *unjudgedError.
 func (r *run) ours(it *Item) (bool, error) {
-	if it.Found.State != Different || r.store.staged == nil || !exact(it.entry) {
+	if it.Found.State != Different && it.Found.State != Unreadable || r.store.staged == nil || !exact(it.entry) {
 		return false, nil
 	}
-	digest, err := digestOf(r.ctx, r.dir, it.Plugin.Name, it.entry)
-	if errors.Is(err, fs.ErrNotExist) {
+	if it.unread != nil {
+		return false, &unjudgedError{it.unread}
+	}
+	digest, unread, err := digestOrWhy(r.ctx, r.dir, it.Plugin.Name, it.entry)
+	if errors.Is(unread, fs.ErrNotExist) {
 		return false, nil
 	}
+	if err = cmp.Or(unread, err); err != nil {
+		return false, &unjudgedError{err}
+	}
+	ours, err := r.store.ours(it.Plugin.Name, digest, it.entry)
 	if err != nil {
-		return false, r.ctx.Err()
+		return false, &unjudgedError{err}
 	}
-	ours, _ := r.store.ours(it.Plugin.Name, digest, it.entry)
 	return ours, nil
 }
 
@@ -168,16 +199,22 @@ func (r *run) bundleVersion(p bundle.Plugin) (version, module string, err error)
 	}
 	defer f.Close()
 	d, err := plugin.Describe(f, p.Size)
-	if err != nil {
-		return "", "", nil // it says none
+	if err != nil && !saysNothing(err) {
+		return "", "", r.b.Damage(p, err)
 	}
 	return d.Version, d.Module, nil
+}
+
+// saysNothing says that a file was read and is no plugin.
+func saysNothing(err error) bool {
+	var format *plugin.FormatError
+	return errors.Is(err, plugin.ErrNotExecutable) || errors.As(err, &format)
 }
 
 // describeFile says what a regular file in a bin dir says of itself; what is no plugin says nothing. Errors are those of
 // opening and reading it.
 func describeFile(dir *hostdir.Dir, name string) (plugin.Description, error) {
-	f, e, err := dir.OpenFile(name)
+	f, e, err := openFile(dir, name)
 	if err != nil {
 		return plugin.Description{}, err
 	}
@@ -186,8 +223,7 @@ func describeFile(dir *hostdir.Dir, name string) (plugin.Description, error) {
 		return plugin.Description{}, nil
 	}
 	d, err := plugin.Describe(f, e.Size)
-	var format *plugin.FormatError
-	if errors.Is(err, plugin.ErrNotExecutable) || errors.As(err, &format) {
+	if saysNothing(err) {
 		err = nil
 	}
 	return d, err

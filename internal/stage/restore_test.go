@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -836,6 +837,91 @@ func TestOriginals(t *testing.T) {
 	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:failed ptp:removed vlan:put back")
 	if list, err := Originals(t.Context(), RestoreOptions{BinDir: t.TempDir()}); err != nil || len(list) != 0 {
 		t.Errorf("%v, %v", list, err)
+	}
+}
+
+// That the directory cannot be synced is told also where every name is left: the folder stays for it.
+func TestRestoreTellsOfTheSync(t *testing.T) {
+	for _, there := range []string{"theirs", "an empty folder"} {
+		t.Run(there, func(t *testing.T) {
+			bin := t.TempDir()
+			if there == "theirs" {
+				stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+				must(t, os.Chmod(filepath.Join(bin, "bridge"), 0o700))
+			} else {
+				must(t, os.Mkdir(filepath.Join(bin, storeName), 0o700))
+			}
+			t.Run("fault", func(t *testing.T) {
+				swapVar(t, &syncDir, func(d *hostdir.Dir) error { return &fs.PathError{Op: "sync", Path: d.Path(), Err: syscall.EIO} })
+				r := restored(t, RestoreOptions{BinDir: bin})
+				wantWarnings(t, r, ".chandler stays: sync: input/output error")
+				if r.Count(Failed) > 0 {
+					t.Errorf("%s", r.Text())
+				}
+			})
+			wantWarnings(t, restored(t, RestoreOptions{BinDir: bin}))
+			wantGone(t, filepath.Join(bin, storeName))
+		})
+	}
+}
+
+// What stays of the folder is told once, with its name and why.
+func TestRestoreTellsOfWhatStays(t *testing.T) {
+	if !unprivileged(t) {
+		return
+	}
+	for what, wanted := range map[string]string{
+		"a leftover": "leftovers of an earlier run stay: open: permission denied",
+		"a live run": ".chandler/tmp stays: remove: directory not empty",
+		"the folder": ".chandler stays: remove: permission denied",
+	} {
+		t.Run(what, func(t *testing.T) {
+			bin := t.TempDir()
+			must(t, os.MkdirAll(filepath.Join(bin, storeName, tmpName), 0o700))
+			switch what {
+			case "a leftover":
+				dead := tmpDir(t, bin, "DEAD")
+				must(t, os.Chmod(dead, 0))
+				t.Cleanup(func() { os.Chmod(dead, 0o700) })
+			case "a live run":
+				tmpDir(t, bin, "LIVE")
+				live := mustOpen(t, filepath.Join(bin, storeName, tmpName, "LIVE"))
+				must(t, live.TryLock())
+			case "the folder":
+				must(t, os.Chmod(bin, 0o500))
+				t.Cleanup(func() { os.Chmod(bin, 0o700) })
+			}
+			wantWarnings(t, Restore(t.Context(), RestoreOptions{BinDir: bin}), wanted)
+		})
+	}
+}
+
+// What cannot be looked into is not for that what somebody else put there.
+func TestStrange(t *testing.T) {
+	if !unprivileged(t) {
+		return
+	}
+	bin := t.TempDir()
+	slots := filepath.Join(bin, storeName, originalsName)
+	for _, name := range []string{"bridge", "not a name", "ptp"} {
+		must(t, os.MkdirAll(filepath.Join(slots, name), 0o700))
+	}
+	write(t, filepath.Join(slots, "file"), "", 0o600)
+	must(t, os.Symlink("bridge", filepath.Join(slots, "link")))
+	write(t, filepath.Join(slots, "ptp", "1-"+sum(nil)), "", 0o600)
+	store, err := openStore(mustOpen(t, bin), true)
+	must(t, err)
+	defer store.close()
+	if _, err := store.names(); err != nil {
+		t.Fatal(err)
+	}
+	must(t, os.Chmod(filepath.Join(slots, "bridge"), 0))
+	var want []string
+	for _, name := range []string{"file", "link", "not a name"} {
+		want = append(want, filepath.Join(storeName, originalsName, name))
+	}
+	if got := store.strange(); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

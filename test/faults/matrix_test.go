@@ -137,6 +137,23 @@ func (s *scene) known(t *testing.T) []fault {
 		{"restore somebody's", "unlinkat", "/ledger.json", unix.EIO, "once"},
 		{"restore a file and nothing", "unlinkat", "/originals/static", unix.EIO, "once"},
 		{"restore without flags of rename", "unlinkat", "/swap-", unix.EIO, "once"},
+		// That an earlier run's leftovers stay was told once more, and not of what.
+		{"restore after a killed run", "getdents64", "/.chandler/tmp", unix.EPERM, "once"},
+		// A folder of originals that could not be looked into was said to be somebody's.
+		{"restore one of two originals", "openat", "/originals/static", unix.EIO, "once"},
+		// Nobody was told that the folder stays, since the directory could not be synced and every name was left.
+		{"restore after a killed restore", "fsync", "desk/bin", unix.EIO, "once"},
+		// What the policy would have kept was replaced, since its version could not be read.
+		{"policy newer", "openat", "desk/bin/static", unix.EMFILE, "once"},
+		{"policy newer", "pread64", "desk/bin/static", unix.EIO, "once"},
+		{"policy newer", "newfstatat", "desk/bin/static", unix.ENOMEM, "once"},
+		// What is ours and could not be read was kept as somebody's.
+		{"policy missing", "openat", "desk/bin/tuning", unix.EIO, "once"},
+		{"policy missing", "newfstatat", "desk/bin/tuning", unix.EIO, "once"},
+		{"policy newer, unknown kept", "openat", "desk/bin/tuning", unix.EIO, "once"},
+		{"policy newer, unknown kept", "fstat", "desk/bin/tuning", unix.ENOMEM, "once"},
+		// What the policy keeps was said to be in place, and that it may not outlast a power cut.
+		{"policy never", "fsync", "desk/bin", unix.EIO, "once"},
 	}
 	var known []fault
 	for _, row := range table {
@@ -209,18 +226,22 @@ func (s *scene) count() map[string]int {
 	return count
 }
 
-// bulk are the calls that a run makes in long rows of the same: not each of them is drawn.
-const bulk = 12
+// bulk are the calls that a run makes in long rows of the same: not each of them is drawn, and still fewer of a scene that is much
+// like another.
+const bulk, fewOfBulk = 12, 3
 
 // faults draws what is done to the scene's command, one a run: each call, unless they are many, and of all scenes together
 // each errno with each kind of call.
 func (l *lottery) faults(s *scene) []fault {
 	var all []fault
-	count := s.count()
+	count, most := s.count(), bulk
+	if s.few {
+		most = fewOfBulk
+	}
 	for _, name := range slices.Sorted(maps.Keys(count)) {
 		ks := l.random.Perm(count[name])
 		rest := (len(errnos) + l.scenes[name] - 1) / l.scenes[name]
-		for i := range max(rest, min(len(ks), bulk)) {
+		for i := range max(rest, min(len(ks), most)) {
 			all = append(all, failing(name, ks[i%len(ks)]+1, errnos[l.turn[name]%len(errnos)], "once"))
 			l.turn[name]++
 		}
@@ -233,7 +254,7 @@ func (l *lottery) faults(s *scene) []fault {
 			moving = append(moving, c)
 		}
 	}
-	for _, i := range l.random.Perm(len(moving))[:min(len(moving), bulk)] {
+	for _, i := range l.random.Perm(len(moving))[:min(len(moving), most)] {
 		c := moving[i]
 		all = append(all, fault{name: c.Name, k: c.K, action: tracer.Short, mode: "short"})
 	}
