@@ -167,11 +167,11 @@ func (r *run) keepsNewer(it *Item) (reason Reason, why string, err error) {
 
 // ours says whether what the plan found is what staging put there. If that cannot be found out, the error is an *unjudgedError.
 func (r *run) ours(it *Item) (bool, error) {
-	if it.Found.State != Different && it.Found.State != Unreadable || r.store.staged == nil || !exact(it.entry) {
+	if it.Found.State != Different && it.Found.State != Unreadable || r.store.staged == nil && r.storeErr == nil || !exact(it.entry) {
 		return false, nil
 	}
-	if it.unread != nil {
-		return false, &unjudgedError{it.unread}
+	if err := cmp.Or(r.storeErr, it.unread); err != nil {
+		return false, &unjudgedError{err}
 	}
 	digest, unread, err := digestOrWhy(r.ctx, r.dir, it.Plugin.Name, it.entry)
 	if errors.Is(unread, fs.ErrNotExist) {

@@ -296,6 +296,25 @@ func TestPolicyOfTheUnread(t *testing.T) {
 	}
 }
 
+// Where the folder cannot be opened, nobody can say what is ours.
+func TestPolicyWithoutTheFolder(t *testing.T) {
+	bin := t.TempDir()
+	stage(t, packed(t, "v1.9.0", built("bridge", "v1.9.0"), built("ptp", "v1.9.0")), Options{BinDir: bin})
+	must(t, os.Chmod(filepath.Join(bin, "ptp"), 0o700)) // theirs by now
+	marks := filepath.Join(bin, storeName, stagedName)
+	must(t, os.Rename(marks, marks+"-away"))
+	must(t, os.Symlink("staged-away", marks))
+	release := packed(t, "v1.9.1", built("bridge", "v1.9.1"), built("ptp", "v1.9.1"))
+	r := stage(t, release, Options{BinDir: bin, Policy: Missing})
+	want(t, r, "bridge:failed ptp:kept")
+	if cause := result(t, r, "bridge").Cause; cause != ".chandler/staged is not a directory; the old file was kept" {
+		t.Errorf("cause %q", cause)
+	}
+	must(t, os.Remove(marks))
+	must(t, os.Rename(marks+"-away", marks))
+	want(t, stage(t, release, Options{BinDir: bin, Policy: Missing}), "bridge:replaced ptp:kept")
+}
+
 // What a policy keeps is not ours to make durable: that the directory cannot be synced is told of what is ours.
 func TestKeptIsNotUndurable(t *testing.T) {
 	bin := t.TempDir()

@@ -150,6 +150,7 @@ func (s *scene) known(t *testing.T) []fault {
 		// What is ours and could not be read was kept as somebody's.
 		{"policy missing", "openat", "desk/bin/tuning", unix.EIO, "once"},
 		{"policy missing", "newfstatat", "desk/bin/tuning", unix.EIO, "once"},
+		{"policy missing", "openat", "/.chandler/staged", unix.EIO, "once"},
 		{"policy newer, unknown kept", "openat", "desk/bin/tuning", unix.EIO, "once"},
 		{"policy newer, unknown kept", "fstat", "desk/bin/tuning", unix.ENOMEM, "once"},
 		// What the policy keeps was said to be in place, and that it may not outlast a power cut.
