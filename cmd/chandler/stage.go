@@ -56,7 +56,7 @@ the bin dir, in .chandler/originals, and 'chandler restore' puts it back. Direct
 A policy says what may be replaced:
   replace  any file and any link (the default)
   newer    only what is of an older version than the bundle's: never a newer one, never another build of the same version.
-           A version that cannot be known is replaced or kept as --unknown says
+           A version that cannot be known is replaced or kept as --unknown says; a file that cannot be read stays
   missing  nothing: only names under which nothing stands are staged. A link is something, also one whose target cannot be
            seen from here; a file that an earlier staging put there is not
   never    nothing, and the name is left alone also where nothing stands

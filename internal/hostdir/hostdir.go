@@ -169,7 +169,7 @@ func (d *Dir) OpenFile(name string) (*os.File, Entry, error) {
 }
 
 // OpenBelow is OpenFile of what a path leads to, links on the way included, as long as none leads out of the directory. One that
-// does is an EXDEV. Before Linux 5.6, and where a container may not ask, it is an ENOSYS or EPERM.
+// does is an EXDEV. Before Linux 5.6, and where a container may not ask, all but a file of the directory itself is an ENOSYS.
 func (d *Dir) OpenBelow(path string) (*os.File, Entry, error) {
 	below := func(flags uint64) (f *os.File, err error) {
 		var fd int
@@ -180,6 +180,12 @@ func (d *Dir) OpenBelow(path string) (*os.File, Entry, error) {
 		return os.NewFile(uintptr(fd), d.join(path)), nil
 	}
 	at, err := below(unix.O_PATH)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+		if strings.ContainsRune(path, '/') {
+			return nil, Entry{}, d.fail("open", path, unix.ENOSYS)
+		}
+		return d.OpenFile(path)
+	}
 	at, e, err := d.regular(at, path, err)
 	if err != nil {
 		return nil, e, err

@@ -26,6 +26,8 @@ var (
 	chmodFile  = (*os.File).Chmod
 	syncFile   = (*os.File).Sync
 	closeFile  = (*os.File).Close
+	openFile   = (*hostdir.Dir).OpenFile // of the bin dir's and the folder's files, to see what they are
+	openBelow  = (*hostdir.Dir).OpenBelow
 	syncDir    = (*hostdir.Dir).Sync
 	publish    = (*hostdir.Dir).Publish
 	exchange   = (*hostdir.Dir).Exchange
@@ -407,10 +409,14 @@ func (r *run) settle() {
 		err = errors.Join(err, r.store.sync())
 	}
 	if err != nil {
+		told := false
 		for _, p := range r.work {
-			if p.Err == nil {
-				p.Err = &undurableError{err}
+			if p.Err == nil && p.Action != Kept { // what is kept is not ours to make durable
+				p.Err, told = &undurableError{err}, true
 			}
+		}
+		if !told {
+			r.warn("what an earlier run did may not outlast a power cut: %s", errnoText(err))
 		}
 		return
 	}

@@ -8,7 +8,10 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/hostdir"
@@ -67,6 +70,7 @@ type Item struct {
 	entry       hostdir.Entry // of what was found
 	sameBytes   bool          // a file with the bundle's bytes, whatever else differs
 	description plugin.Description
+	unread      error  // why what it is could not be read; nil also where it could not even be looked at
 	policy      Policy // that decided it
 	linkTo      *Item  // whose file, already in place, is to get this name too; nil if there is none
 }
@@ -167,8 +171,8 @@ func (it *Item) look(b *bundle.Bundle, bin, dir *hostdir.Dir, name string) error
 		if it.Found.State == Equal {
 			it.Action = Unchanged
 		} else if it.Found.State == Different && !it.sameBytes {
-			if it.description, err = describe(dir.OpenFile(name)); err != nil {
-				it.Found = Found{State: Unreadable, Detail: errnoText(err)}
+			if it.description, err = describe(openFile(dir, name)); err != nil {
+				it.unreadable(err)
 			}
 			it.Found.Version, it.Found.Build = it.description.Version, it.description.Build()
 		}
@@ -180,7 +184,10 @@ func (it *Item) look(b *bundle.Bundle, bin, dir *hostdir.Dir, name string) error
 		}
 		it.Found, it.Action = Found{State: Symlink, Target: target, Visible: bin.TargetVisible(target)}, Replaced
 		// A link that stays in the directory leads nowhere else, wherever that is mounted.
-		it.description, _ = describe(bin.OpenBelow(target))
+		it.description, err = describe(openBelow(bin, target))
+		if !leadsNowhere(err) {
+			it.unread = err
+		}
 		it.Found.Version = it.description.Version
 	case hostdir.Folder:
 		it.Found, it.Action, it.Err = Found{State: Directory}, Failed, &LeftError{e.Kind}
@@ -188,6 +195,16 @@ func (it *Item) look(b *bundle.Bundle, bin, dir *hostdir.Dir, name string) error
 		it.Found, it.Action, it.Err = Found{State: Special, Detail: string(e.Kind)}, Failed, &LeftError{e.Kind}
 	}
 	return nil
+}
+
+// leadsNowhere says that what a link leads to is not there, no file, or out of the directory: then it is of no version.
+func leadsNowhere(err error) bool {
+	return slices.ContainsFunc([]error{fs.ErrNotExist, hostdir.ErrNotRegular, unix.EXDEV, unix.ELOOP, unix.ENOTDIR, unix.ENAMETOOLONG, unix.ENOSYS},
+		func(target error) bool { return errors.Is(err, target) })
+}
+
+func (it *Item) unreadable(err error) {
+	it.Found, it.unread = Found{State: Unreadable, Detail: errnoText(err)}, err
 }
 
 // compare fills in how the regular file in dir differs from the bundle's. The bytes are compared with each other and not
@@ -199,9 +216,9 @@ func (it *Item) compare(b *bundle.Bundle, dir *hostdir.Dir, name string) error {
 		it.Found = Found{State: Different, Detail: fmt.Sprintf("%d bytes, not %d", it.entry.Size, p.Size)}
 		return nil
 	}
-	theirs, e, err := dir.OpenFile(name)
+	theirs, e, err := openFile(dir, name)
 	if err != nil {
-		it.Found = Found{State: Unreadable, Detail: errnoText(err)}
+		it.unreadable(err)
 		return nil
 	}
 	defer theirs.Close()
@@ -217,7 +234,7 @@ func (it *Item) compare(b *bundle.Bundle, dir *hostdir.Dir, name string) error {
 	case errors.As(err, &read) && read.first:
 		return b.Damage(p, read.err)
 	case err != nil:
-		it.Found = Found{State: Unreadable, Detail: errnoText(err)}
+		it.unreadable(err)
 	case !it.sameBytes:
 		it.Found = Found{State: Different, Detail: "other bytes"}
 	case differs != "":

@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -59,7 +60,14 @@ func (o Options) policy(name string) Policy {
 	return o.Policy
 }
 
-// decide lets the policy of each name speak on what the plan would replace. It changes nothing. Errors are the context's.
+// unjudgedError says that a policy could not be asked about what stands under a name, since that could not be found out.
+type unjudgedError struct{ err error }
+
+func (e *unjudgedError) Error() string { return e.err.Error() }
+func (e *unjudgedError) Unwrap() error { return e.err }
+
+// decide lets the policy of each name speak on what the plan would replace. What it cannot be asked about stays, and has failed.
+// It changes nothing. Errors are the bundle's and the context's.
 func (r *run) decide(items []Item) error {
 	errs := make([]error, len(items))
 	each(len(items), func(i int) {
@@ -69,7 +77,12 @@ func (r *run) decide(items []Item) error {
 			return
 		}
 		reason, why, err := r.keeps(it, r.dir, it.Plugin.Name)
+		var unjudged *unjudgedError
 		switch {
+		case r.ctx.Err() != nil:
+			errs[i] = r.ctx.Err()
+		case errors.As(err, &unjudged):
+			it.Action, it.Err = Failed, unjudged.err
 		case err != nil:
 			errs[i] = err
 		case reason != "":
@@ -80,8 +93,13 @@ func (r *run) decide(items []Item) error {
 }
 
 // keeps says why the policy keeps what stands under a name, and lies in dir as file, in a word and in words; nothing if it does not.
+// Errors are *unjudgedError, the bundle's and the context's.
 func (r *run) keeps(it *Item, dir *hostdir.Dir, file string) (reason Reason, why string, err error) {
 	something := it.Found.State != Absent
+	var left *LeftError
+	if it.Err != nil && !errors.As(it.Err, &left) && it.policy != Never {
+		return "", "", nil // it could not be looked at, and has failed
+	}
 	switch it.policy {
 	case Never:
 		if !something {
@@ -119,6 +137,9 @@ func (r *run) keepsNewer(it *Item, dir *hostdir.Dir, file string) (reason Reason
 	if err != nil {
 		return "", "", err
 	}
+	if it.unread != nil && r.o.Unknown != KeepUnknown {
+		return "", "", &unjudgedError{it.unread} // it may be of any version
+	}
 	order, known := 0, false
 	if theirs.Version != "" && module == theirs.Module {
 		order, known = plugin.Compare(theirs.Version, version)
@@ -140,24 +161,37 @@ func (r *run) keepsNewer(it *Item, dir *hostdir.Dir, file string) (reason Reason
 		if strings.HasPrefix(it.Found.Build, "unknown version") {
 			return UnknownVersion, it.Found.Build, nil
 		}
-		return UnknownVersion, "unknown version, " + it.Found.String(), nil
+		why := "unknown version, " + it.Found.String()
+		if it.unread != nil && it.Found.State != Unreadable { // a link's
+			why += ", " + errnoText(it.unread)
+		}
+		return UnknownVersion, why, nil
 	}
 	return "", "", nil
 }
 
-// ours says whether what stands under a name, and lies in dir as file, is what staging put there, and what its digest is then.
+// ours says whether what stands under a name, and lies in dir as file, is what staging put there, and what its digest is then. If
+// that cannot be found out, the error is an *unjudgedError; but what has another mode or owner than staging leaves is most likely
+// somebody's.
 func (r *run) ours(it *Item, dir *hostdir.Dir, file string) (digest string, ours bool, err error) {
-	if it.Found.State != Different || r.store.staged == nil {
+	if it.Found.State != Different && it.Found.State != Unreadable || r.store.staged == nil && r.storeErr == nil {
 		return "", false, nil
 	}
-	digest, err = digestOf(r.ctx, dir, file, it.entry)
-	if errors.Is(err, fs.ErrNotExist) {
+	unread := cmp.Or(r.storeErr, it.unread)
+	if unread == nil {
+		digest, unread, err = digestOrWhy(r.ctx, dir, file, it.entry)
+	}
+	switch {
+	case err != nil:
+		return "", false, err
+	case errors.Is(unread, fs.ErrNotExist), unread != nil && !exact(it.entry):
 		return "", false, nil
+	case unread != nil:
+		return "", false, &unjudgedError{unread}
 	}
-	if err != nil {
-		return "", false, r.ctx.Err()
+	if ours, err = r.store.ours(it.Plugin.Name, digest, it.entry); err != nil {
+		return "", false, &unjudgedError{err}
 	}
-	ours, _ = r.store.ours(it.Plugin.Name, digest, it.entry)
 	return digest, ours, nil
 }
 
@@ -173,10 +207,16 @@ func (r *run) bundleVersion(p bundle.Plugin) (version, module string, err error)
 	}
 	defer f.Close()
 	d, err := plugin.Describe(f, p.Size)
-	if err != nil {
-		return "", "", nil // it says none
+	if err != nil && !saysNothing(err) {
+		return "", "", r.b.Damage(p, err)
 	}
 	return d.Version, d.Module, nil
+}
+
+// saysNothing says that a file was read and is no plugin.
+func saysNothing(err error) bool {
+	var format *plugin.FormatError
+	return errors.Is(err, plugin.ErrNotExecutable) || errors.As(err, &format)
 }
 
 // describe says what an opened regular file says of itself; what is no plugin says nothing. Errors are those of opening and
@@ -190,8 +230,7 @@ func describe(f *os.File, e hostdir.Entry, err error) (plugin.Description, error
 		return plugin.Description{}, nil
 	}
 	d, err := plugin.Describe(f, e.Size)
-	var format *plugin.FormatError
-	if errors.Is(err, plugin.ErrNotExecutable) || errors.As(err, &format) {
+	if saysNothing(err) {
 		err = nil
 	}
 	return d, err

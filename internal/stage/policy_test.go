@@ -1,10 +1,12 @@
 package stage
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -282,6 +284,99 @@ func TestPolicyRaces(t *testing.T) {
 			})
 		}
 	}
+}
+
+// What cannot be read is of no known version, and nobody's: under a policy that has to know, it stays, and has failed or says why.
+func TestPolicyOfTheUnread(t *testing.T) {
+	fail := &fs.PathError{Op: "open", Path: "/x", Err: syscall.EMFILE}
+	theirs := func(t *testing.T, path string) { write(t, path, string(builtAs("bridge", "v1.10.0", "")), 0o700) }
+	torn := func(t *testing.T, path string) { write(t, path, string(built("bridge", "v1.9.1").data[:100]), 0o700) }
+	link := func(t *testing.T, path string) {
+		theirs(t, path+"-own")
+		must(t, os.Symlink(filepath.Base(path)+"-own", path))
+	}
+	ours := func(t *testing.T, path string) {
+		stage(t, packed(t, "v1.9.0", file{"bridge", bundle.Main, append(builtAs("bridge", "v1.9.0", ""), "longer"...)}), Options{BinDir: filepath.Dir(path)})
+	}
+	for _, test := range []struct {
+		there   string
+		put     func(t *testing.T, path string)
+		policy  Policy
+		unknown Unknown
+		unread  string // always, or but for the first time
+		want    string
+	}{
+		{"theirs", theirs, Newer, ReplaceUnknown, "bridge", "failed open: too many open files; the old file was kept"},
+		{"theirs", theirs, Newer, KeepUnknown, "bridge", "kept unknown version, unreadable (open: too many open files)"},
+		{"theirs", theirs, Missing, "", "bridge", "kept policy missing, unreadable (open: too many open files)"},
+		{"theirs", theirs, Replace, "", "bridge", "replaced"},
+		{"torn", torn, Newer, ReplaceUnknown, "none", "replaced"},
+		{"link", link, Newer, ReplaceUnknown, "bridge-own", "failed open: too many open files; the old link was kept"},
+		{"link", link, Newer, KeepUnknown, "bridge-own", "kept unknown version, symlink to bridge-own, open: too many open files"},
+		{"link to nothing", func(t *testing.T, path string) { must(t, os.Symlink("nothing", path)) }, Newer, ReplaceUnknown, "none", "replaced"},
+		{"link to too long a name", func(t *testing.T, path string) { must(t, os.Symlink(strings.Repeat("x", 300), path)) }, Newer, ReplaceUnknown, "none", "replaced"},
+		{"ours", ours, Missing, "", "bridge", "failed open: too many open files; the old file was kept"},
+		{"ours", ours, Missing, "", "bridge later", "failed open: too many open files; the old file was kept"},
+		{"ours", ours, Newer, KeepUnknown, "bridge", "failed open: too many open files; the old file was kept"},
+		{"ours", ours, Newer, ReplaceUnknown, "bridge later", "failed open: too many open files; the old file was kept"},
+	} {
+		t.Run(strings.Join([]string{test.there, string(test.policy), string(test.unknown), test.unread}, "/"), func(t *testing.T) {
+			bin := t.TempDir()
+			path := filepath.Join(bin, "bridge")
+			test.put(t, path)
+			was := ident(t, path)
+			name, later := strings.CutSuffix(test.unread, " later")
+			n := 0
+			for _, open := range []*func(*hostdir.Dir, string) (*os.File, hostdir.Entry, error){&openFile, &openBelow} {
+				real := *open
+				swapVar(t, open, func(d *hostdir.Dir, file string) (*os.File, hostdir.Entry, error) {
+					if d.Path() == bin && file == name {
+						if n++; !later || n > 1 {
+							return nil, hostdir.Entry{}, fail
+						}
+					}
+					return real(d, file)
+				})
+			}
+			r := stage(t, packed(t, "v1.9.1", built("bridge", "v1.9.1")), Options{BinDir: bin, Policy: test.policy, Unknown: test.unknown})
+			got := result(t, r, "bridge")
+			if said := strings.TrimSpace(string(got.Action) + " " + got.Cause); said != test.want {
+				t.Errorf("%s\nwant %s", said, test.want)
+			}
+			if now := ident(t, path); (now == was) != (got.Action != Replaced) {
+				t.Errorf("%s, and there is %s\nwas %s", got.Action, now, was)
+			}
+		})
+	}
+}
+
+// Where the folder cannot be opened, nobody can say what is ours.
+func TestPolicyWithoutTheFolder(t *testing.T) {
+	bin := t.TempDir()
+	stage(t, packed(t, "v1.9.0", built("bridge", "v1.9.0"), built("ptp", "v1.9.0")), Options{BinDir: bin})
+	write(t, filepath.Join(bin, "ptp"), "theirs", 0o700)
+	marks := filepath.Join(bin, storeName, stagedName)
+	must(t, os.Rename(marks, marks+"-away"))
+	must(t, os.Symlink("staged-away", marks))
+	release := packed(t, "v1.9.1", built("bridge", "v1.9.1"), built("ptp", "v1.9.1"))
+	r := stage(t, release, Options{BinDir: bin, Policy: Missing})
+	want(t, r, "bridge:failed ptp:kept")
+	if cause := result(t, r, "bridge").Cause; cause != ".chandler/staged is not a directory; the old file was kept" {
+		t.Errorf("cause %q", cause)
+	}
+	must(t, os.Remove(marks))
+	must(t, os.Rename(marks+"-away", marks))
+	want(t, stage(t, release, Options{BinDir: bin, Policy: Missing}), "bridge:replaced ptp:kept")
+}
+
+// What a policy keeps is not ours to make durable: that the directory cannot be synced is told of what is ours.
+func TestKeptIsNotUndurable(t *testing.T) {
+	bin := t.TempDir()
+	write(t, filepath.Join(bin, "bridge"), "theirs", 0o755)
+	swapVar(t, &syncDir, func(d *hostdir.Dir) error { return &fs.PathError{Op: "sync", Path: d.Path(), Err: syscall.EIO} })
+	r := stage(t, packed(t, "v1", set("v1", "bridge")...), Options{BinDir: bin, Policy: Missing})
+	want(t, r, "bridge:kept")
+	wantWarnings(t, r, "may not outlast a power cut: sync: input/output error")
 }
 
 // A name that a newer bundle no longer carries is left and told of, as long as it is ours.

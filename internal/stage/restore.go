@@ -554,10 +554,14 @@ func (r *restore) settle() {
 		}
 	}
 	if err != nil {
+		told := false
 		for _, t := range r.work {
 			if t.err == nil && t.action != Left {
-				t.err = &undurableError{err}
+				t.err, told = &undurableError{err}, true
 			}
+		}
+		if !told {
+			r.warn("%s stays: %s", storeName, errnoText(err))
 		}
 		return
 	}
@@ -755,7 +759,7 @@ func (s *store) strange() (found []string) {
 	slots, _ := s.originals.Names() // for telling only
 	for _, name := range slots {
 		slot, err := s.originals.Sub(name)
-		if err != nil || plugin.CheckName(name) != nil {
+		if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) || plugin.CheckName(name) != nil {
 			found = append(found, path.Join(storeName, originalsName, name))
 		}
 		if err == nil {
@@ -779,6 +783,15 @@ func (s *store) empty() (bool, error) {
 	return len(s.unmarked(context.Background(), nil)) == 0, nil
 }
 
+// remainsError says what of the folder could not be taken away.
+type remainsError struct {
+	what string
+	err  error
+}
+
+func (e *remainsError) Error() string { return e.what + " stays: " + errnoText(e.err) }
+func (e *remainsError) Unwrap() error { return e.err }
+
 // dismantle takes the empty folder away. A ledger that a later chandler wrote, and what nobody here put there, stays.
 func (s *store) dismantle() error {
 	if s.dir == nil {
@@ -792,12 +805,16 @@ func (s *store) dismantle() error {
 		return err
 	}
 	for _, name := range []string{stagedName, originalsName, tmpName} {
-		if err := s.dir.RemoveDir(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+		err := s.dir.RemoveDir(name)
+		switch {
+		case name == tmpName && s.uncleared && errors.Is(err, fs.ErrExist):
+			return nil // what stays in it was told of when it could not be cleared
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return &remainsError{path.Join(storeName, name), err}
 		}
 	}
 	if err := s.bin.RemoveDir(storeName); err != nil {
-		return err
+		return &remainsError{storeName, err}
 	}
 	return syncDir(s.bin)
 }

@@ -922,6 +922,91 @@ func TestOriginals(t *testing.T) {
 	}
 }
 
+// That the directory cannot be synced is told also where every name is left: the folder stays for it.
+func TestRestoreTellsOfTheSync(t *testing.T) {
+	for _, there := range []string{"theirs", "an empty folder"} {
+		t.Run(there, func(t *testing.T) {
+			bin := t.TempDir()
+			if there == "theirs" {
+				stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+				write(t, filepath.Join(bin, "bridge"), "theirs", 0o755)
+			} else {
+				must(t, os.Mkdir(filepath.Join(bin, storeName), 0o700))
+			}
+			t.Run("fault", func(t *testing.T) {
+				swapVar(t, &syncDir, func(d *hostdir.Dir) error { return &fs.PathError{Op: "sync", Path: d.Path(), Err: syscall.EIO} })
+				r := restored(t, RestoreOptions{BinDir: bin})
+				wantWarnings(t, r, ".chandler stays: sync: input/output error")
+				if r.Count(Failed) > 0 {
+					t.Errorf("%s", r.Text())
+				}
+			})
+			wantWarnings(t, restored(t, RestoreOptions{BinDir: bin}))
+			wantGone(t, filepath.Join(bin, storeName))
+		})
+	}
+}
+
+// What stays of the folder is told once, with its name and why.
+func TestRestoreTellsOfWhatStays(t *testing.T) {
+	if !unprivileged(t) {
+		return
+	}
+	for what, wanted := range map[string]string{
+		"a leftover": "leftovers of an earlier run stay: open .chandler/tmp/DEAD: permission denied",
+		"a live run": ".chandler/tmp stays: remove: directory not empty",
+		"the folder": ".chandler stays: remove: permission denied",
+	} {
+		t.Run(what, func(t *testing.T) {
+			bin := t.TempDir()
+			must(t, os.MkdirAll(filepath.Join(bin, storeName, tmpName), 0o700))
+			switch what {
+			case "a leftover":
+				dead := tmpDir(t, bin, "DEAD")
+				must(t, os.Chmod(dead, 0))
+				t.Cleanup(func() { os.Chmod(dead, 0o700) })
+			case "a live run":
+				tmpDir(t, bin, "LIVE")
+				live := mustOpen(t, filepath.Join(bin, storeName, tmpName, "LIVE"))
+				must(t, live.TryLock())
+			case "the folder":
+				must(t, os.Chmod(bin, 0o500))
+				t.Cleanup(func() { os.Chmod(bin, 0o700) })
+			}
+			wantWarnings(t, Restore(t.Context(), RestoreOptions{BinDir: bin}), wanted)
+		})
+	}
+}
+
+// What cannot be looked into is not for that what somebody else put there.
+func TestStrange(t *testing.T) {
+	if !unprivileged(t) {
+		return
+	}
+	bin := t.TempDir()
+	slots := filepath.Join(bin, storeName, originalsName)
+	for _, name := range []string{"bridge", "not a name", "ptp"} {
+		must(t, os.MkdirAll(filepath.Join(slots, name), 0o700))
+	}
+	write(t, filepath.Join(slots, "file"), "", 0o600)
+	must(t, os.Symlink("bridge", filepath.Join(slots, "link")))
+	write(t, filepath.Join(slots, "ptp", "1-"+sum(nil)), "", 0o600)
+	store, err := openStore(mustOpen(t, bin), true)
+	must(t, err)
+	defer store.close()
+	if _, err := store.names(); err != nil {
+		t.Fatal(err)
+	}
+	must(t, os.Chmod(filepath.Join(slots, "bridge"), 0))
+	var want []string
+	for _, name := range []string{"file", "link", "not a name"} {
+		want = append(want, filepath.Join(storeName, originalsName, name))
+	}
+	if got := store.strange(); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // A folder in which nothing is left, since a run was interrupted when it took it away, is taken away by the next.
 func TestRestoreEmptyFolder(t *testing.T) {
 	bin := t.TempDir()
@@ -952,11 +1037,11 @@ func TestRestoreOriginalInPlace(t *testing.T) {
 // A name of which something is still on its way is not restored to anything else, and not forgotten.
 func TestRestoreWaitsForWhatIsUnsettled(t *testing.T) {
 	fault := func(to string) error { return &fs.PathError{Op: "rename", Path: to, Err: syscall.EIO} }
-	for _, state := range []string{"taken by staging", "away", "away, purge"} {
+	for _, state := range []string{"taken by staging", "on its way back", "away", "away, purge"} {
 		t.Run(state, func(t *testing.T) {
 			bin := t.TempDir()
 			path := filepath.Join(bin, "bridge")
-			if state == "taken by staging" {
+			if state == "taken by staging" || state == "on its way back" {
 				write(t, path, "older", 0o711)
 			}
 			stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
@@ -965,6 +1050,13 @@ func TestRestoreWaitsForWhatIsUnsettled(t *testing.T) {
 				left = filepath.Join(bin, storeName, originalsName, "bridge", swapName(sum(ref("bridge", "v1").data), "RUN"))
 			}
 			write(t, left, "theirs", 0o711)
+			if state == "on its way back" { // as the newest of two
+				var st unix.Stat_t
+				must(t, unix.Lstat(left, &st))
+				back := filepath.Join(bin, storeName, originalsName, "bridge", backName(st.Ino, original{file: "2-" + sum([]byte("theirs"))}))
+				must(t, os.Rename(left, back))
+				left = back
+			}
 			theirs := ident(t, left)
 			t.Run("fault", func(t *testing.T) {
 				real := publish
@@ -999,6 +1091,25 @@ func TestRestoreWaitsForWhatIsUnsettled(t *testing.T) {
 				t.Errorf("there is %s\nwant %s", now, theirs)
 			}
 		})
+	}
+}
+
+// What a run that lives has in its hands is its own to settle, and in nobody's way.
+func TestRestoreBesideALiveRun(t *testing.T) {
+	bin := t.TempDir()
+	bridge := old(t, filepath.Join(bin, "bridge"), hostdir.File)
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	tmpDir(t, bin, "LIVE")
+	must(t, mustOpen(t, filepath.Join(bin, storeName, tmpName, "LIVE")).TryLock())
+	swap := filepath.Join(bin, storeName, originalsName, "bridge", swapName(sum(nil), "LIVE"))
+	write(t, swap, "in its hands", 0o711)
+	held := ident(t, swap)
+	want(t, Restore(t.Context(), RestoreOptions{BinDir: bin}), "bridge:put back")
+	if now := ident(t, filepath.Join(bin, "bridge")); now != bridge {
+		t.Errorf("bridge is %s\nwas %s", now, bridge)
+	}
+	if now := ident(t, swap); now != held {
+		t.Errorf("there is %s\nwas %s", now, held)
 	}
 }
 
@@ -1101,4 +1212,163 @@ func mustOpen(t testing.TB, path string) *hostdir.Dir {
 	must(t, err)
 	t.Cleanup(func() { d.Close() })
 	return d
+}
+
+// unread makes the reading of some files in the bin dir and its folder fail.
+func unread(t *testing.T, which func(d *hostdir.Dir, name string) bool) {
+	real := openFile
+	swapVar(t, &openFile, func(d *hostdir.Dir, name string) (*os.File, hostdir.Entry, error) {
+		if which(d, name) {
+			return nil, hostdir.Entry{}, &fs.PathError{Op: "open", Path: name, Err: syscall.EIO}
+		}
+		return real(d, name)
+	})
+}
+
+// What came out from under a name, is ours and cannot be read stays where it lies, and is known for ours: the next run takes it
+// away. It is nobody's original.
+func TestRestoreCannotReadWhatCameOut(t *testing.T) {
+	for _, plain := range []bool{false, true} {
+		t.Run(fmt.Sprintf("plain=%t", plain), func(t *testing.T) {
+			if plain {
+				swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+					return &fs.PathError{Op: "rename", Path: to, Err: errors.ErrUnsupported}
+				})
+			}
+			bin := t.TempDir()
+			path := filepath.Join(bin, "bridge")
+			bridge := old(t, path, hostdir.File)
+			stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+			slot := filepath.Join(bin, storeName, originalsName, "bridge")
+			t.Run("fault", func(t *testing.T) {
+				unread(t, func(d *hostdir.Dir, name string) bool {
+					return d.Path() == slot && (strings.HasPrefix(name, backPrefix) || strings.HasPrefix(name, swapPrefix))
+				})
+				r := Restore(t.Context(), RestoreOptions{BinDir: bin})
+				checkReport(t, r)
+				want(t, r, "bridge:put back")
+				wantWarnings(t, r, "stays: open: input/output error")
+			})
+			if now := ident(t, path); now != bridge {
+				t.Errorf("bridge is %s\nwas %s", now, bridge)
+			}
+			files, err := os.ReadDir(slot)
+			if err != nil || len(files) != 1 || originalName.MatchString(files[0].Name()) {
+				t.Errorf("among the originals: %v, %v", files, err)
+			}
+			if _, err := os.Lstat(filepath.Join(bin, storeName, stagedName, mark("bridge", sum(ref("bridge", "v1").data)))); err != nil {
+				t.Errorf("it is no longer known for ours: %v", err)
+			}
+			wantWarnings(t, restored(t, RestoreOptions{BinDir: bin}))
+			wantGone(t, filepath.Join(bin, storeName))
+			if now := ident(t, path); now != bridge {
+				t.Errorf("bridge is %s\nwas %s", now, bridge)
+			}
+		})
+	}
+}
+
+// What an interrupted run had in its hands and cannot be read is kept like anything else that was replaced.
+func TestUnreadLeftoversAreKept(t *testing.T) {
+	for _, state := range []string{"taken by staging", "away, and another came"} {
+		t.Run(state, func(t *testing.T) {
+			bin := t.TempDir()
+			b := packed(t, "v1", ref("bridge", "v1"))
+			stage(t, b, Options{BinDir: bin})
+			slot := filepath.Join(bin, storeName, originalsName, "bridge")
+			left := filepath.Join(slot, swapName(sum(ref("bridge", "v1").data), "RUN"))
+			if state != "taken by staging" {
+				left = filepath.Join(bin, storeName, stagedName, mark("bridge", absentMark))
+			}
+			must(t, os.MkdirAll(slot, 0o700))
+			must(t, os.RemoveAll(left))
+			write(t, left, "theirs", 0o711)
+			theirs := ident(t, left)
+			unread(t, func(_ *hostdir.Dir, name string) bool { return strings.HasPrefix(name, swapPrefix) })
+			wantWarnings(t, stage(t, b, Options{BinDir: bin}))
+			if kept := originals(t, bin, "bridge"); len(kept) != 1 || kept[0] != "1-"+unreadDigest {
+				t.Errorf("kept %q", kept)
+			}
+			if now := ident(t, newest(t, bin, "bridge")); now != theirs {
+				t.Errorf("kept is %s\nwant %s", now, theirs)
+			}
+		})
+	}
+}
+
+// marksSync makes the sync of the marks fail in the state that is asked for.
+func marksSync(t *testing.T, when func() bool) {
+	real := syncDir
+	swapVar(t, &syncDir, func(d *hostdir.Dir) error {
+		if filepath.Base(d.Path()) == stagedName && when() {
+			return &fs.PathError{Op: "sync", Path: d.Path(), Err: syscall.EIO}
+		}
+		return real(d)
+	})
+}
+
+// That a mark has gone is durable before anything follows from it; that it may not be is told.
+func TestMarksGoForGood(t *testing.T) {
+	at := func(bin, name, what string) string {
+		return filepath.Join(bin, storeName, stagedName, mark(name, what))
+	}
+	gone := func(path string) func() bool {
+		return func() bool {
+			_, err := os.Lstat(path)
+			return errors.Is(err, fs.ErrNotExist)
+		}
+	}
+	digest := sum(ref("bridge", "v1").data)
+	t.Run("that nothing stood there", func(t *testing.T) {
+		bin, b := t.TempDir(), packed(t, "v1", ref("bridge", "v1"))
+		stage(t, b, Options{BinDir: bin})
+		must(t, os.Remove(filepath.Join(bin, "bridge")))
+		write(t, filepath.Join(bin, "bridge"), "theirs", 0o711)
+		marksSync(t, gone(at(bin, "bridge", absentMark)))
+		r := Run(t.Context(), b, Options{BinDir: bin})
+		want(t, r, "bridge:replaced")
+		wantWarnings(t, r, "bridge: what was replaced is kept as .chandler/originals/bridge/swap-")
+	})
+	t.Run("restored", func(t *testing.T) {
+		bin := t.TempDir()
+		stage(t, packed(t, "v1", set("v1", "bridge", "ptp")...), Options{BinDir: bin})
+		marksSync(t, gone(at(bin, "bridge", digest)))
+		r := restored(t, RestoreOptions{BinDir: bin, Only: []string{"bridge"}})
+		want(t, r, "bridge:removed")
+		wantWarnings(t, r, "sync .chandler/staged: input/output error")
+	})
+	t.Run("published without the lock", func(t *testing.T) {
+		bin := t.TempDir()
+		must(t, mustOpen(t, bin).TryLock())
+		published := func() bool { return !gone(filepath.Join(bin, "bridge"))() }
+		marksSync(t, published)
+		r := stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+		want(t, r, "bridge:new")
+		wantWarnings(t, r, "went on without it", "what was published may pass for somebody else's: sync: input/output error")
+	})
+}
+
+// What comes into the place of a mark while restoring is under way is not overwritten by what restoring takes away.
+func TestMarkIsTakenMeanwhile(t *testing.T) {
+	bin := t.TempDir()
+	stage(t, packed(t, "v1", set("v1", "bridge", "new")...), Options{BinDir: bin})
+	away := filepath.Join(bin, storeName, stagedName, mark("new", absentMark))
+	var theirs string
+	real := replace
+	swapVar(t, &replace, func(d, from *hostdir.Dir, name, to string) error {
+		if name == "bridge" {
+			write(t, away, "theirs", 0o711)
+			theirs = ident(t, away)
+		}
+		return real(d, from, name, to)
+	})
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:removed new:failed")
+	if err := result(t, r, "new").Err; !errors.Is(err, errUnsettled) {
+		t.Errorf("%v", err)
+	}
+	if now := ident(t, away); now != theirs {
+		t.Errorf("there is %s\nwant %s", now, theirs)
+	}
+	inPlace(t, bin, ref("new", "v1"))
 }

@@ -193,6 +193,8 @@ type run struct {
 	work   []*piece
 	warned sync.Mutex
 
+	storeErr error // why the folder, and what it says of whose a file is, could not be opened
+
 	unlocked bool // another process held the bin dir's lock for too long
 }
 
@@ -231,7 +233,7 @@ func (r *run) do() error {
 	}
 	store, storeErr := openStore(r.dir, !r.o.DryRun)
 	defer store.close()
-	r.store = store
+	r.store, r.storeErr = store, storeErr
 	if locked && storeErr == nil {
 		store.clear(r.ctx, r.warn)
 	}

@@ -74,6 +74,7 @@ type store struct {
 	slots     map[string]*hostdir.Dir
 	change    bool // the run is to change something, and may put modes right
 	restoring bool // the run is a restoring, which confirms what an earlier one has put back
+	uncleared bool // something of an earlier run stays in tmp, which was told
 }
 
 // OwnerError says that the folder in the bin dir belongs to somebody else, who could change what lies in it.
@@ -598,6 +599,7 @@ func (s *store) clear(ctx context.Context, warn func(format string, args ...any)
 		warn("an interrupted run's original could not be filed: %s", located(s.bin, err))
 	}
 	if err := s.clearLeftovers(); err != nil {
+		s.uncleared = true
 		warn("leftovers of an earlier run stay: %s", located(s.bin, err))
 	}
 }
@@ -995,7 +997,7 @@ func digestOrWhy(ctx context.Context, dir *hostdir.Dir, name string, e hostdir.E
 	if e.Kind != hostdir.File || e.Size > plugin.MaxSize {
 		return unreadDigest, nil, nil
 	}
-	f, _, err := dir.OpenFile(name)
+	f, _, err := openFile(dir, name)
 	if err != nil {
 		return unreadDigest, err, nil
 	}

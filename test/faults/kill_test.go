@@ -130,6 +130,9 @@ func TestKilledAnywhere(t *testing.T) {
 	if late, all := dead.late.Load(), dead.random.Load(); late > all/2 {
 		t.Errorf("%d of %d kills came after the run's end", late, all)
 	}
+	if missed, met := dead.missed.Load(), dead.atCalls.Load(); missed*20 > met {
+		t.Errorf("%d kills met no system call, and %d did", missed, met)
+	}
 }
 
 // deaths are the kills at system calls: before and after each of them, or in the sampled mode each but those of long rows, once.
@@ -201,7 +204,7 @@ func (k death) run(s *scene, d *desk) (syscall.Signal, error) {
 
 // killed counts.
 type killed struct {
-	atCalls, random, late, looks, executed atomic.Int64
+	atCalls, missed, random, late, looks, executed atomic.Int64
 }
 
 func (k *killed) count(at death, signal syscall.Signal) {
@@ -213,6 +216,8 @@ func (k *killed) count(at death, signal syscall.Signal) {
 		}
 	case signal == syscall.SIGKILL:
 		k.atCalls.Add(1)
+	default:
+		k.missed.Add(1)
 	}
 }
 

@@ -47,19 +47,23 @@ func TestEverySystemCallFails(t *testing.T) {
 	for _, s := range all {
 		t.Run(s.name, func(t *testing.T) {
 			ran++
-			faults := append(s.known(t), drawn[s.name]...)
+			known := s.known(t)
+			faults := append(known, drawn[s.name]...)
+			unmet := make([]bool, len(faults))
 			inParallel(t, len(faults), func(d *desk, i int) error {
 				try, problems, err := s.run(d, faults[i])
 				if err != nil {
 					return err
 				}
 				met.add(try)
+				unmet[i] = len(try.hits) == 0
 				if len(problems) > 0 {
 					t.Errorf("%s\n%v\n%s\n%s", faults[i], try.hits, list(problems), try.outcome)
 				}
 				return nil
 			})
 			t.Logf("%d calls, %d faults", len(s.calls), len(faults))
+			holdMet(t, faults, unmet, len(known))
 		})
 	}
 	if ran < len(all) {
@@ -75,6 +79,27 @@ func TestEverySystemCallFails(t *testing.T) {
 	}
 }
 
+// holdMet says which faults met no call: whoever is to be held to what it makes of them was not. The first ones, of which each is
+// there for a reason, have to be met; of the others a few may come too late, since two threads share what is counted, and a run does
+// not always make as many calls.
+func holdMet(t *testing.T, faults []fault, unmet []bool, known int) {
+	t.Helper()
+	missed := 0
+	for i, f := range faults {
+		switch {
+		case !unmet[i]:
+		case i < known:
+			t.Errorf("%s met no call", f)
+		default:
+			missed++
+			t.Logf("%s met no call", f)
+		}
+	}
+	if missed*20 > len(faults) {
+		t.Errorf("%d of %d faults met no call", missed, len(faults))
+	}
+}
+
 func list(problems []problem) string {
 	var lines []string
 	for _, p := range problems {
@@ -87,7 +112,7 @@ func list(problems []problem) string {
 func (s *scene) known(t *testing.T) []fault {
 	t.Helper()
 	table := []struct {
-		scene, call, path string // the end of the path
+		scene, call, path string // the end of the path, or a part of it that ends in a hyphen
 		errno             unix.Errno
 		mode              string
 	}{
@@ -112,19 +137,41 @@ func (s *scene) known(t *testing.T) []fault {
 		{"restore somebody's", "unlinkat", "/ledger.json", unix.EIO, "once"},
 		{"restore a file and nothing", "unlinkat", "/originals/static", unix.EIO, "once"},
 		{"restore without flags of rename", "unlinkat", "/swap-", unix.EIO, "once"},
+		// That an earlier run's leftovers stay was told once more, and not of what.
+		{"restore after a killed run", "getdents64", "/.chandler/tmp", unix.EPERM, "once"},
+		// A folder of originals that could not be looked into was said to be somebody's.
+		{"restore one of two originals", "openat", "/originals/static", unix.EIO, "once"},
+		// Nobody was told that the folder stays, since the directory could not be synced and every name was left.
+		{"restore after a killed restore", "fsync", "desk/bin", unix.EIO, "once"},
+		// What the policy would have kept was replaced, since its version could not be read.
+		{"policy newer", "openat", "desk/bin/static", unix.EMFILE, "once"},
+		{"policy newer", "pread64", "desk/bin/static", unix.EIO, "once"},
+		{"policy newer", "newfstatat", "desk/bin/static", unix.ENOMEM, "once"},
+		// What is ours and could not be read was kept as somebody's.
+		{"policy missing", "openat", "desk/bin/tuning", unix.EIO, "once"},
+		{"policy missing", "newfstatat", "desk/bin/tuning", unix.EIO, "once"},
+		{"policy missing", "openat", "/.chandler/staged", unix.EIO, "once"},
+		{"policy newer, unknown kept", "openat", "desk/bin/tuning", unix.EIO, "once"},
+		{"policy newer, unknown kept", "fstat", "desk/bin/tuning", unix.ENOMEM, "once"},
+		// What the policy keeps was said to be in place, and that it may not outlast a power cut.
+		{"policy never", "fsync", "desk/bin", unix.EIO, "once"},
 	}
 	var known []fault
 	for _, row := range table {
 		if row.scene != s.name {
 			continue
 		}
-		n := len(known)
+		// Counted by file: which of two files is the first is the threads' to say.
+		n := 0
 		for _, c := range s.calls {
-			if c.Name == row.call && (strings.HasSuffix(c.Path, row.path) || strings.HasSuffix(row.path, "-") && strings.Contains(c.Path, row.path)) {
-				known = append(known, failing(c.Name, c.K, row.errno, row.mode))
+			if f := (fault{name: row.call, path: row.path}); f.meant(&c) {
+				n++
+				f = failing(row.call, n, row.errno, row.mode)
+				f.path = row.path
+				known = append(known, f)
 			}
 		}
-		if len(known) == n {
+		if n == 0 {
 			t.Errorf("no %s of %s any more: find out what has become of it", row.call, row.path)
 		}
 	}
@@ -180,18 +227,22 @@ func (s *scene) count() map[string]int {
 	return count
 }
 
-// bulk are the calls that a run makes in long rows of the same: not each of them is drawn.
-const bulk = 12
+// bulk are the calls that a run makes in long rows of the same: not each of them is drawn, and still fewer of a scene that is much
+// like another.
+const bulk, fewOfBulk = 12, 3
 
 // faults draws what is done to the scene's command, one a run: each call, unless they are many, and of all scenes together
 // each errno with each kind of call.
 func (l *lottery) faults(s *scene) []fault {
 	var all []fault
-	count := s.count()
+	count, most := s.count(), bulk
+	if s.few {
+		most = fewOfBulk
+	}
 	for _, name := range slices.Sorted(maps.Keys(count)) {
 		ks := l.random.Perm(count[name])
 		rest := (len(errnos) + l.scenes[name] - 1) / l.scenes[name]
-		for i := range max(rest, min(len(ks), bulk)) {
+		for i := range max(rest, min(len(ks), most)) {
 			all = append(all, failing(name, ks[i%len(ks)]+1, errnos[l.turn[name]%len(errnos)], "once"))
 			l.turn[name]++
 		}
@@ -204,7 +255,7 @@ func (l *lottery) faults(s *scene) []fault {
 			moving = append(moving, c)
 		}
 	}
-	for _, i := range l.random.Perm(len(moving))[:min(len(moving), bulk)] {
+	for _, i := range l.random.Perm(len(moving))[:min(len(moving), most)] {
 		c := moving[i]
 		all = append(all, fault{name: c.Name, k: c.K, action: tracer.Short, mode: "short"})
 	}

@@ -5,6 +5,7 @@ package faults
 import (
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -14,11 +15,13 @@ import (
 )
 
 // Guarantees 1 to 3, in the order of the system calls: each file is written, made executable, synced, closed, run and marked
-// before it gets its name; and the directory is synced before anything is said.
+// before it gets its name; and the directory is synced before anything is said. Guarantee 8, of restoring: what was there is in its
+// place, and that is synced, before staging's marks go, and they are gone for good before the folder and before anything is said.
 func TestOrder(t *testing.T) {
 	for _, s := range scenes() {
-		if s.bundle != ring.bundle || s.back || s.noFlags || len(s.foreign) == 0 && s.name != "fresh" || s.healed == nil {
-			continue
+		staged := s.bundle == ring.bundle && !s.noFlags && (len(s.foreign) == len(ring.names) || s.name == "fresh") && s.healed != nil && len(s.kept) == 0
+		if !staged && !s.back || len(s.left) > 0 {
+			continue // nothing is done, or less
 		}
 		t.Run(s.name, func(t *testing.T) {
 			d := newTestDesk(t, ring.chandler)
@@ -47,8 +50,12 @@ func (s *scene) order(d *desk) ([]problem, error) {
 	}
 	var problems []problem
 	for _, name := range ring.names {
-		if p := orderOf(o.calls, d, name, s.bundle); p != "" {
-			problems = append(problems, problem{"order", name + ": " + p})
+		order := orderOf(o.calls, d, name, s.bundle)
+		if s.back {
+			order = backOrderOf(o.calls, d, name, s.after[name] == absent)
+		}
+		if order != "" {
+			problems = append(problems, problem{"order", name + ": " + order})
 		}
 	}
 	return problems, nil
@@ -96,11 +103,70 @@ func orderOf(calls []tracer.Call, d *desk, name, bundle string) string {
 			}
 		}
 	}
-	steps := []struct {
-		what string
-		call *tracer.Call
-	}{{"write", write}, {"chmod", chmod}, {"sync", sync}, {"close", closed}, {"run", probe}, {"mark", marked}, {"sync of the marks", marks},
-		{"first rename", first}, {"rename into place", placed}, {"sync of the directory", synced}, {"report", said}}
+	return inOrder([]step{{"write", write}, {"chmod", chmod}, {"sync", sync}, {"close", closed}, {"run", probe}, {"mark", marked},
+		{"sync of the marks", marks}, {"first rename", first}, {"rename into place", placed}, {"sync of the directory", synced}, {"report", said}})
+}
+
+// backOrderOf is orderOf for restoring: gone says that the name is taken away.
+func backOrderOf(calls []tracer.Call, d *desk, name string, gone bool) string {
+	folder := filepath.Join(d.dir, ".chandler")
+	slot, staged := filepath.Join(folder, "originals", name), filepath.Join(folder, "staged")
+	mark := regexp.MustCompile("^" + regexp.QuoteMeta(staged) + "/(.*)@[0-9a-f]{64}$")
+	// The last of each, or the first after another one.
+	var placed, dropped, slotSynced, synced, unmarked, last, marksSynced, dismantled, again, said *tracer.Call
+	for i := range calls {
+		c := &calls[i]
+		if c.Result < 0 {
+			continue
+		}
+		renames := strings.HasPrefix(c.Name, "rename") || strings.HasPrefix(c.Name, "link")
+		switch {
+		case renames && (!gone && c.To == filepath.Join(d.dir, name) || gone && c.Path == filepath.Join(d.dir, name)):
+			placed, dropped, slotSynced, synced = c, nil, nil, nil
+		case c.Name == "unlinkat" && (filepath.Dir(c.Path) == slot || c.Path == away(d.dir, name)):
+			dropped = c
+		case c.Name == "unlinkat" && mark.MatchString(c.Path):
+			if mark.FindStringSubmatch(c.Path)[1] == name && unmarked == nil {
+				unmarked = c
+			}
+			last, marksSynced = c, nil
+		case c.Name == "unlinkat" && c.Path == folder:
+			dismantled, again = c, nil
+		case c.Name == "fsync" && c.Path == slot && slotSynced == nil:
+			slotSynced = c
+		case c.Name == "fsync" && c.Path == staged && marksSynced == nil:
+			marksSynced = c
+		case c.Name == "fsync" && c.Path == d.dir:
+			if synced == nil {
+				synced = c
+			}
+			again = c
+		case (c.Name == "openat" && c.Path == d.log || c.Name == "write" && c.Path == d.stdout) && said == nil:
+			said = c
+		}
+	}
+	if gone {
+		slotSynced = synced // there is none, or nothing has come out of it
+	}
+	wrong := inOrder([]step{{"rename", placed}, {"removal of the staged file", dropped}, {"sync of the directory", synced},
+		{"removal of its marks", unmarked}, {"removal of the last mark", last}, {"sync of the marks", marksSynced}, {"report", said}})
+	if wrong == "" {
+		wrong = inOrder([]step{{"rename", placed}, {"sync of its originals", slotSynced}, {"removal of its marks", unmarked}})
+	}
+	if wrong == "" && dismantled != nil {
+		wrong = inOrder([]step{{"sync of the marks", marksSynced}, {"removal of the folder", dismantled}, {"last sync of the directory", again}, {"report", said}})
+	}
+	return wrong
+}
+
+// step is a call that has to come after another one.
+type step struct {
+	what string
+	call *tracer.Call
+}
+
+// inOrder says which of the steps is missing, or did not wait for the one before it.
+func inOrder(steps []step) string {
 	for i, step := range steps {
 		if step.call == nil {
 			return "no " + step.what

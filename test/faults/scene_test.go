@@ -24,6 +24,12 @@ type scene struct {
 	foreign []string            // the names under which somebody else's stood before anything was staged
 	noFlags bool                // the file system knows no flags of rename
 	back    bool                // it is taken back
+	locked  bool                // another process holds the lock of the directory
+	dropped bool                // what is replaced is not kept
+	kept    map[string]string   // the names that the policy keeps, and what is said of each
+	left    map[string]string   // the names that restoring has nothing to do for, and what is said of each
+	warns   []string            // what is warned of with nothing wrong
+	few     bool                // most of its calls are those of another scene: fewer of them are drawn
 	judge   func(s *scene, t *try) []problem
 	healed  func(s *scene, t *try) []problem // what the next plain run makes of it
 
@@ -32,8 +38,9 @@ type scene struct {
 	before map[string]thing
 	after  map[string]thing // what the names are to be when it is done
 	ours   map[string]thing
-	theirs map[string]thing // of the foreign names
-	calls  []tracer.Call    // of a run that nothing is done to
+	theirs map[string]thing   // of the foreign names
+	older  map[string][]thing // what is kept of them beside that, and stays kept
+	calls  []tracer.Call      // of a run that nothing is done to
 }
 
 // problem is a guarantee that did not hold.
@@ -65,7 +72,29 @@ func foreignFile(d *desk, name string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.WriteFile(path, append(data[:len(data)/4], "theirs"...), 0o700), os.Chmod(path, 0o700), os.Chown(path, 1000, 1000))
+	return asTheirs(path, append(data[:len(data)/4], "theirs"...))
+}
+
+// asTheirs puts a file of somebody else's in the place of what is there.
+func asTheirs(path string, data []byte) error {
+	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	return errors.Join(os.WriteFile(path, data, 0o700), os.Chmod(path, 0o700), os.Chown(path, 1000, 1000))
+}
+
+// foreignBuild puts another build of the bundle's version under a name.
+func foreignBuild(d *desk, name string) error {
+	data, err := os.ReadFile(filepath.Join(ring.older, "bin", name))
+	if err != nil {
+		return err
+	}
+	return asTheirs(filepath.Join(d.dir, name), append(data, " of somebody's"...))
+}
+
+// foreignTwice lets somebody come back after staging: two originals are kept.
+func foreignTwice(d *desk, name string) error {
+	return errors.Join(foreignFile(d, name), stagedBefore(d, ring.bundle), foreignBuild(d, name), stagedBefore(d, ring.bundle))
 }
 
 func foreignLink(d *desk, name string) error {
@@ -93,18 +122,33 @@ func stagedBefore(d *desk, bundle string, more ...string) error {
 
 // leftovers are what killed runs have left: files that were being written, and a name's exchange that was not made.
 func leftovers(d *desk, name string) error {
-	const run = "KILLEDKILLEDKILLEDKILLEDKI"
-	tmp := filepath.Join(d.dir, ".chandler/tmp", run)
+	tmp := filepath.Join(d.dir, ".chandler/tmp", killedRun)
 	slot := filepath.Join(d.dir, ".chandler/originals", name)
 	data, err := os.ReadFile(filepath.Join(ring.bundle, "bin", name))
 	if err != nil {
 		return err
 	}
 	digest, _ := digestOf(filepath.Join(ring.bundle, "bin", name))
-	swap := filepath.Join(slot, "swap-"+digest+"-"+run)
+	swap := filepath.Join(slot, "swap-"+digest+"-"+killedRun)
 	return errors.Join(os.MkdirAll(tmp, 0o700), os.MkdirAll(slot, 0o700), os.Chmod(filepath.Dir(slot), 0o700),
 		os.WriteFile(filepath.Join(tmp, name), data[:1000], 0o600), os.WriteFile(swap, data, 0o755), os.Chmod(swap, 0o755))
 }
+
+// killedRun is the run that the leftovers are of.
+const killedRun = "KILLEDKILLEDKILLEDKILLEDKI"
+
+// unfiled turns the one original of a name into what a run has left that was killed between the exchange and the filing.
+func unfiled(d *desk, name, bundle string) error {
+	files, err := kept(d.dir, name)
+	if err != nil || len(files) != 1 {
+		return fmt.Errorf("%s: kept are %v (%v)", name, files, err)
+	}
+	digest, _ := digestOf(filepath.Join(bundle, "bin", name))
+	return os.Rename(files[0], filepath.Join(filepath.Dir(files[0]), "swap-"+digest+"-"+killedRun))
+}
+
+// away is where restoring puts what it takes from under a name, and where the mark lies that says that nothing stood there.
+func away(dir, name string) string { return filepath.Join(dir, ".chandler/staged", name+"@absent") }
 
 func nothing(*desk) error { return nil }
 
@@ -147,6 +191,45 @@ func scenes() []*scene {
 			set: func(d *desk) error { return errors.Join(foreignFile(d, first), stagedBefore(d, ring.bundle)) }},
 		{name: "restore without flags of rename", args: restoreArgs, bundle: ring.bundle, back: true, noFlags: true, foreign: []string{first},
 			set: func(d *desk) error { return errors.Join(foreignFile(d, first), stagedBefore(d, ring.bundle)) }},
+		{name: "restore after a killed run", args: restoreArgs, bundle: ring.older, back: true, few: true, foreign: ring.names,
+			set: func(d *desk) error {
+				return errors.Join(foreign(d), stagedBefore(d, ring.older), leftovers(d, first), unfiled(d, second, ring.older),
+					os.WriteFile(markOf(d.dir, ring.bundle, first), nil, 0o600))
+			}},
+		{name: "restore links", args: restoreArgs, bundle: ring.multi, back: true, few: true, foreign: []string{first},
+			set: func(d *desk) error {
+				return errors.Join(foreignFile(d, first), stagedBefore(d, ring.multi, "--layout", "linked"))
+			}},
+		{name: "restore one of two originals", args: restoreArgs, bundle: ring.bundle, back: true, few: true, foreign: []string{first},
+			set:   func(d *desk) error { return foreignTwice(d, first) },
+			warns: []string{"originals of " + first + " stay in .chandler/originals; 'chandler originals' lists them"}},
+		{name: "restore after a killed restore", args: restoreArgs, bundle: ring.bundle, back: true, few: true, foreign: []string{second},
+			left: map[string]string{first: "is gone already", second: "is not what staging put there: different ("},
+			set: func(d *desk) error { // it had taken away ours, and what had come in its place
+				return errors.Join(stagedBefore(d, ring.bundle), os.Rename(filepath.Join(d.dir, first), away(d.dir, first)),
+					foreignFile(d, second), os.Rename(filepath.Join(d.dir, second), away(d.dir, second)))
+			}},
+		{name: "over two originals", args: stageArgs(ring.bundle), bundle: ring.bundle, few: true, foreign: []string{first},
+			set: func(d *desk) error {
+				return errors.Join(foreignTwice(d, first), asTheirs(filepath.Join(d.dir, first), []byte("#!/bin/sh\n# somebody's third\n")))
+			}},
+		{name: "without the lock", args: stageArgs(ring.bundle, "--lock-wait", "0s"), bundle: ring.bundle, few: true, locked: true,
+			set: foreign, foreign: ring.names, warns: []string{"another staging held the lock for 0s; went on without it and cleared no leftovers"}},
+		{name: "nothing kept", args: stageArgs(ring.bundle, "--no-keep"), bundle: ring.bundle, few: true, dropped: true, set: foreign, foreign: ring.names},
+		{name: "policy missing", args: stageArgs(ring.bundle, "--policy", "missing"), bundle: ring.bundle, few: true, foreign: []string{first},
+			kept: map[string]string{first: "policy missing, different ("},
+			set:  func(d *desk) error { return errors.Join(stagedBefore(d, ring.older), foreignFile(d, first)) }},
+		{name: "policy newer", args: stageArgs(ring.bundle, "--policy", "newer"), bundle: ring.bundle, few: true, foreign: ring.names,
+			kept: map[string]string{first: "same version, different build", second: "same version, different build"},
+			set: func(d *desk) error {
+				return errors.Join(foreignBuild(d, first), os.Symlink(first, filepath.Join(d.dir, second)))
+			}},
+		{name: "policy newer, unknown kept", args: stageArgs(ring.bundle, "--policy", "newer", "--unknown", "keep"), bundle: ring.bundle, few: true,
+			foreign: []string{first}, kept: map[string]string{first: "unknown version, different ("},
+			set: func(d *desk) error { return errors.Join(stagedBefore(d, ring.older), foreignFile(d, first)) }},
+		{name: "policy never", args: stageArgs(ring.bundle, "--policy", "never"), bundle: ring.bundle, few: true, foreign: []string{first},
+			kept: map[string]string{first: "policy never, different (", second: "policy never, nothing stands there"},
+			set:  func(d *desk) error { return foreignFile(d, first) }},
 		{name: "originals", args: originalsArgs(), bundle: ring.bundle, set: over, foreign: ring.names, judge: listed},
 		{name: "originals, purged", args: originalsArgs("--purge"), bundle: ring.bundle, set: over, judge: purged, healed: purgedAll},
 	}
@@ -164,6 +247,7 @@ func (s *scene) prepare(d *desk) error {
 		return err
 	}
 	s.before, s.after, s.ours, s.theirs = make(map[string]thing), make(map[string]thing), make(map[string]thing), make(map[string]thing)
+	s.older = make(map[string][]thing)
 	for _, name := range ring.names {
 		var err, err2 error
 		s.before[name], err = look(filepath.Join(d.dir, name))
@@ -175,18 +259,33 @@ func (s *scene) prepare(d *desk) error {
 		if s.back {
 			s.after[name] = absent
 		}
+		if _, ok := s.kept[name]; ok {
+			s.after[name] = s.before[name]
+		}
 	}
 	for _, name := range s.foreign {
 		s.theirs[name] = s.before[name]
-		if s.before[name] == s.ours[name] {
-			files, err := kept(d.dir, name)
-			if err != nil || len(files) != 1 {
-				return fmt.Errorf("%s: kept are %v (%v)", name, files, err)
-			}
-			if s.theirs[name], err = look(files[0]); err != nil {
+		files, err := setAside(d.dir, name)
+		if err != nil {
+			return err
+		}
+		var aside []thing
+		for _, file := range files {
+			it, err := look(file)
+			if err != nil {
 				return err
 			}
+			if ours, err := staged(ring.bundle, name); err != nil || it != ours { // which a killed run has left
+				aside = append(aside, it)
+			}
 		}
+		if s.before[name] == s.ours[name] || s.before[name] == absent {
+			if len(aside) == 0 {
+				return fmt.Errorf("%s: nothing of somebody's is kept", name)
+			}
+			s.theirs[name], aside = aside[len(aside)-1], aside[:len(aside)-1]
+		}
+		s.older[name] = aside
 		if s.back {
 			s.after[name] = s.theirs[name]
 		}
@@ -196,12 +295,16 @@ func (s *scene) prepare(d *desk) error {
 		return err
 	}
 	t := &try{desk: d, fault: fault{}}
-	t.outcome, err = d.run(s.decide(fault{}, &t.hits), s.args(d)...)
-	if err != nil {
+	if err := s.command(t); err != nil {
 		return err
 	}
 	s.calls = t.outcome.calls
 	problems := s.judge(s, t)
+	for _, w := range s.warns {
+		if !slices.Contains(t.outcome.report.Warnings, w) {
+			problems = append(problems, problem{"told", "it does not warn: " + w})
+		}
+	}
 	if s.healed != nil {
 		problems = append(problems, s.healed(s, t)...)
 	}
@@ -211,26 +314,57 @@ func (s *scene) prepare(d *desk) error {
 	return nil
 }
 
+// command runs the scene's command in the directory as it is, with the try's fault.
+func (s *scene) command(t *try) error {
+	if s.locked {
+		holder, err := os.Open(t.desk.dir)
+		if err != nil {
+			return err
+		}
+		defer holder.Close()
+		if err := unix.Flock(int(holder.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			return err
+		}
+	}
+	var err error
+	t.outcome, err = t.desk.run(s.decide(t.fault, &t.hits), s.args(t.desk)...)
+	return err
+}
+
 // fault is what is done to one run.
 type fault struct {
 	name   string // of the call
 	k      int    // the how-manieth of that name
+	path   string // of those alone that are about such a file: the end of its path, or a part of it that ends in a hyphen; any if empty
 	action tracer.Action
 	errno  unix.Errno
 	mode   string // once, on (every later one of that name fails as well), short, killed before, killed after
 }
 
 func (f fault) String() string {
-	if f.errno != 0 {
-		return fmt.Sprintf("%s %d: %s, %s", f.name, f.k, unix.ErrnoName(f.errno), f.mode)
+	which := fmt.Sprintf("%s %d", f.name, f.k)
+	if f.path != "" {
+		which += " of " + f.path
 	}
-	return fmt.Sprintf("%s %d: %s", f.name, f.k, f.mode)
+	if f.errno != 0 {
+		return fmt.Sprintf("%s: %s, %s", which, unix.ErrnoName(f.errno), f.mode)
+	}
+	return fmt.Sprintf("%s: %s", which, f.mode)
+}
+
+// meant says whether a call is one of those that the fault counts.
+func (f fault) meant(c *tracer.Call) bool {
+	return c.Name == f.name && (strings.HasSuffix(c.Path, f.path) || strings.HasSuffix(f.path, "-") && strings.Contains(c.Path, f.path))
 }
 
 // decide carries out a fault, and adds to hits the calls that met it.
 func (s *scene) decide(f fault, hits *[]tracer.Call) tracer.Decide {
+	k := 0
 	return func(c *tracer.Call) (tracer.Action, unix.Errno) {
-		if c.Name == f.name && (c.K == f.k || f.mode == "on" && c.K > f.k) && (f.action != tracer.Short || c.Moves()) {
+		if f.meant(c) {
+			k++
+		}
+		if f.meant(c) && (k == f.k || f.mode == "on" && k > f.k) && (f.action != tracer.Short || c.Moves()) {
 			*hits = append(*hits, *c)
 			return f.action, f.errno
 		}
@@ -260,14 +394,13 @@ func (s *scene) run(d *desk, f fault) (*try, []problem, error) {
 		return nil, nil, err
 	}
 	t := &try{desk: d, fault: f}
-	var err error
-	t.outcome, err = d.run(s.decide(f, &t.hits), s.args(d)...)
-	if err != nil {
+	if err := s.command(t); err != nil {
 		return nil, nil, err
 	}
 	problems := s.judge(s, t)
 	if s.healed != nil {
 		after := &try{desk: d, fault: f}
+		var err error
 		if after.outcome, err = d.run(nil, s.args(d)...); err != nil {
 			return nil, nil, err
 		}
@@ -319,20 +452,24 @@ func (s *scene) names(d *desk) (map[string]thing, []problem) {
 		if now[name] == s.theirs[name] {
 			continue
 		}
-		files, err := kept(d.dir, name)
-		same := make(map[uint64]bool) // by inode: until the next run, one can have two names
-		for _, file := range files {
-			if it, lookErr := look(file); lookErr == nil && it == s.theirs[name] {
-				same[inode(file)] = true
-			} else {
-				err = errors.Join(err, lookErr)
+		if s.dropped && now[name] == s.ours[name] {
+			if exists(away(d.dir, name)) {
+				add("mark", "%s is said to have been absent, and restoring would take for right that nothing is there", name)
 			}
+			continue
 		}
-		if len(same) != 1 || err != nil {
-			add("kept", "%s was somebody's, and %d of %v are that (%v)", name, len(same), files, err)
+		if n, files, err := s.aside(d, name, s.theirs[name]); n != 1 || err != nil {
+			add("kept", "%s was somebody's, and %d of %v are that (%v)", name, n, files, err)
 		}
 	}
-	if slices.ContainsFunc(s.foreign, func(name string) bool { return s.theirs[name].kind == "symlink" }) {
+	for name, older := range s.older {
+		for _, it := range older {
+			if n, files, err := s.aside(d, name, it); n != 1 || err != nil {
+				add("kept", "%s: %s was kept, and %d of %v are that (%v)", name, it, n, files, err)
+			}
+		}
+	}
+	if slices.ContainsFunc(s.foreign, func(name string) bool { return s.theirs[name].target == somebody() }) {
 		data, err := os.ReadFile(somebody())
 		if err != nil || string(data) != somebodys {
 			add("target", "what the link points to is now %q (%v)", data, err)
@@ -341,11 +478,41 @@ func (s *scene) names(d *desk) (map[string]thing, []problem) {
 	return now, problems
 }
 
+// aside counts the files that are set aside of a name and are that thing, one of two names once: until the next run, one can have two.
+func (s *scene) aside(d *desk, name string, what thing) (int, []string, error) {
+	files, err := setAside(d.dir, name)
+	same := make(map[uint64]bool)
+	for _, file := range files {
+		it, lookErr := look(file)
+		err = errors.Join(err, lookErr)
+		if it == what {
+			same[inode(file)] = true
+		}
+	}
+	return len(same), files, err
+}
+
+// setAside lists what lies in the folder of what stood under a name: what is kept, the oldest first, what an exchange has brought, and
+// what restoring has taken away.
+func setAside(dir, name string) ([]string, error) {
+	files, err := kept(dir, name)
+	slices.SortFunc(files, func(a, b string) int { // swap- and back- come after the numbers
+		return strings.Compare(filepath.Base(a), filepath.Base(b))
+	})
+	if info, statErr := os.Lstat(away(dir, name)); statErr == nil && info.Size() > 0 {
+		files = append(files, away(dir, name))
+	}
+	return files, err
+}
+
 // markOf is the file that says that a bundle's plugin in dir is of chandler's making.
 func markOf(dir, bundle, name string) string {
 	digest, _ := digestOf(filepath.Join(bundle, "bin", name))
 	return filepath.Join(dir, ".chandler/staged", name+"@"+digest)
 }
+
+// unsettled is why restoring leaves a name alone of which something is still on its way. Why that is so is a warning.
+const unsettled = "what an interrupted run has left could not be filed yet"
 
 // carriedOut judges a run of stage or restore that was not killed.
 func carriedOut(s *scene, t *try) []problem {
@@ -365,8 +532,12 @@ func carriedOut(s *scene, t *try) []problem {
 		switch {
 		case p.Action != "failed" && p.Action != "left" && it != after:
 			add("report", "%s is said to be %s and is %s", p.Name, p.Action, it)
-		case p.Action == "left":
-			add("report", "%s is said to be somebody's: %s", p.Name, p.Cause)
+		case p.Action == "left" && (s.left[p.Name] == "" || !strings.HasPrefix(p.Cause, s.left[p.Name]) || it != after):
+			add("report", "%s is %s and is said to be somebody's: %s", p.Name, it, p.Cause)
+		case p.Action == "kept" && (s.kept[p.Name] == "" || !strings.HasPrefix(p.Cause, s.kept[p.Name]) && !strings.Contains(p.Cause, cause)):
+			add("report", "%s is said to be kept for %q", p.Name, p.Cause)
+		case s.kept[p.Name] != "" && p.Action != "kept" && p.Action != "failed", s.left[p.Name] != "" && p.Action != "left" && p.Action != "failed":
+			add("report", "%s is said to be %s", p.Name, p.Action)
 		case p.Action == "new" && before != absent, p.Action == "unchanged" && before != after,
 			p.Action == "put back" && after == absent, p.Action == "removed" && after != absent,
 			p.Action == "replaced" && (before == absent || before == after && p.Found.State != "unreadable"):
@@ -375,13 +546,20 @@ func carriedOut(s *scene, t *try) []problem {
 			failed[p.Name] = p.Cause
 			where, stuck := strings.CutPrefix(p.Cause[strings.Index(p.Cause, ";")+1:], " what stood there lies in ")
 			switch {
+			case p.Cause == unsettled && slices.ContainsFunc(o.report.Warnings, func(w string) bool { return strings.Contains(w, cause) }):
+				if it != before {
+					add("report", "%s is said to have failed (%s) and is %s; it was %s", p.Name, p.Cause, it, before)
+				}
 			case !strings.Contains(p.Cause, cause) && !(t.fault.name == "copy_file_range" && strings.HasPrefix(p.Cause, "short write")):
 				// Go copies another way when the kernel's fails, and only how much was copied tells.
 				add("cause", "%s failed for %q, and not for %s", p.Name, p.Cause, cause)
+			case s.kept[p.Name] != "" && strings.Contains(p.Cause, "in place"):
+				add("report", "%s is somebody's and is said to be in place: %s", p.Name, p.Cause)
 			case strings.Contains(p.Cause, "may not outlast a power cut"):
 				if it != after {
 					add("report", "%s is said to be done and is %s", p.Name, it)
 				}
+			case s.left[p.Name] != "" && it == after: // what the killed run had in its hands got its name before this one looked
 			case stuck:
 				if !exists(filepath.Join(t.desk.dir, where)) {
 					add("report", "%s: %s: nothing lies there", p.Name, p.Cause)
@@ -392,6 +570,9 @@ func carriedOut(s *scene, t *try) []problem {
 		}
 	}
 	last, undone := fmt.Sprintf("%d new, %d replaced, %d unchanged", counts["new"], counts["replaced"], counts["unchanged"]), "nothing was staged"
+	if counts["kept"] > 0 {
+		last += fmt.Sprintf(", %d kept", counts["kept"])
+	}
 	if s.back {
 		last, undone = fmt.Sprintf("%d put back, %d removed, %d left", counts["put back"], counts["removed"], counts["left"]), "nothing was restored"
 	}
@@ -408,9 +589,17 @@ func carriedOut(s *scene, t *try) []problem {
 				add("log", "%s: %s is not in it", name, why)
 			}
 		}
+		for _, p := range o.report.Plugins {
+			if text := p.Name + ": kept: " + p.Cause + "\n"; p.Action == "kept" && logged && !strings.Contains(o.log, text) {
+				add("log", "%q is not in it", text)
+			}
+			if p.Action == "put back" && len(s.older[p.Name]) > 0 && !slices.Contains(o.report.Warnings, s.warns[0]) {
+				add("told", "nobody is told that older ones of %s stay", p.Name)
+			}
+		}
 	case "refused":
 		for name, it := range now {
-			if it != s.before[name] {
+			if it != s.before[name] && !(s.left[name] != "" && it == s.after[name]) {
 				add("report", "%s is said, and %s is %s", undone, name, it)
 			}
 		}
@@ -436,15 +625,30 @@ func carriedOut(s *scene, t *try) []problem {
 		!strings.Contains(o.stderr, "termination log: ") {
 		add("told", "nobody is told that the termination log is not written")
 	}
+	unexpected := 0
 	for _, w := range o.report.Warnings {
-		if !strings.Contains(w, cause) {
+		if slices.Contains(s.warns, w) {
+			continue
+		}
+		unexpected++
+		if names, ok := strings.CutPrefix(w, "originals of "); ok { // one that could not be read is kept, and may be ours
+			names, _, _ = strings.Cut(names, " stay in ")
+			for _, name := range strings.Split(names, ", ") {
+				if files, err := kept(t.desk.dir, name); len(files) == 0 || len(failed) == 0 || err != nil {
+					add("report", "it warns %q, and kept are %v (%v)", w, files, err)
+				}
+			}
+		} else if !strings.Contains(w, cause) {
 			add("cause", "it warns %q, and not of %s", w, cause)
 		}
 		if text := "warning: " + w + "\n"; !strings.Contains(o.stderr, text) || logged && !strings.Contains(o.log, text) {
 			add("log", "%q is not in it", text)
 		}
 	}
-	if o.torn == nil && len(failed) == 0 && len(o.report.Warnings) == 0 && o.report.Outcome != "refused" {
+	if len(s.kept) == len(ring.names) && exists(filepath.Join(t.desk.dir, ".chandler")) {
+		add("whole", "it has made a folder, for nothing")
+	}
+	if o.torn == nil && len(failed) == 0 && unexpected == 0 && o.report.Outcome != "refused" {
 		for _, c := range t.hits {
 			if t.fault.mustBeTold(c, t.desk) && !strings.Contains(o.stderr, cause) {
 				add("told", "nobody is told of %s", c)
@@ -491,7 +695,13 @@ func (f fault) reads() bool {
 
 // litter lists what lies in the directory and is not to once the scene's command has come to its end.
 func (s *scene) litter(dir string) ([]string, error) {
-	if store := filepath.Join(dir, ".chandler"); s.back && exists(store) {
+	store := filepath.Join(dir, ".chandler")
+	switch {
+	case s.back && len(s.warns) > 0: // older originals stay, and no mark
+		left, err := litter(dir, ring.names)
+		marks, globErr := filepath.Glob(filepath.Join(store, "staged/*"))
+		return append(left, marks...), errors.Join(err, globErr)
+	case s.back && exists(store):
 		return []string{store}, nil
 	}
 	return litter(dir, ring.names)
@@ -505,7 +715,8 @@ func healed(s *scene, t *try) []problem {
 	}
 	now, wrong := s.names(t.desk)
 	o := t.outcome
-	if len(t.ended()) > 0 || o.code != 0 || o.report.Outcome != "staged" && o.report.Outcome != "restored" || strings.Contains(o.log, "failed") || len(o.report.Warnings) > 0 {
+	warned := slices.ContainsFunc(o.report.Warnings, func(w string) bool { return !slices.Contains(s.warns, w) })
+	if len(t.ended()) > 0 || o.code != 0 || o.report.Outcome != "staged" && o.report.Outcome != "restored" || strings.Contains(o.log, "failed") || warned {
 		add("the next run: %s", o)
 	}
 	for _, p := range wrong {
@@ -516,12 +727,13 @@ func healed(s *scene, t *try) []problem {
 			add("%s is %s", name, it)
 		}
 		files, err := kept(t.desk.dir, name)
-		want := 0
-		if slices.Contains(s.foreign, name) && !s.back {
-			want = 1
+		want := len(s.older[name])
+		if slices.Contains(s.foreign, name) && !s.back && s.kept[name] == "" && !s.dropped {
+			want++
 		}
-		// What could not be shown to be ours when it was replaced is kept.
-		if doubted := t.fault.reads() && !s.back; len(files) < want || len(files) > want && !doubted || err != nil {
+		// What could not be shown to be ours when it was replaced is kept; so is what could not be dropped.
+		more := t.fault.reads() && !s.back && s.kept[name] == "" || s.dropped && t.fault.name != "" && slices.Contains(s.foreign, name)
+		if len(files) < want || len(files) > want && !more || err != nil {
 			add("%s: kept are %v, and %d are somebody's (%v)", name, files, want, err)
 		}
 	}
