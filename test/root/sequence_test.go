@@ -138,7 +138,7 @@ type sequence struct {
 	restored int
 
 	// The model: for each name the files of others that staging has taken and restoring has not given back, oldest first, and how many were
-	// taken in all; and which inode staging has put there, if nobody has touched it.
+	// taken in all; and which inode staging has put there.
 	held  map[string][]string
 	taken map[string]int
 	ours  map[string]uint64
@@ -196,7 +196,7 @@ type standing struct {
 	ours bool
 }
 
-// look says what stands under a name. Ours is what staging made and nobody has touched.
+// look says what stands under a name. Ours is what staging made and nobody has written to since, whatever its mode is by now.
 func (s *sequence) look(name string) standing {
 	path := filepath.Join(s.bin, name)
 	var st unix.Stat_t
@@ -204,7 +204,7 @@ func (s *sequence) look(name string) standing {
 		return standing{}
 	}
 	l := standing{look: s.describe(path), ino: st.Ino}
-	l.ours = s.ours[name] == st.Ino && s.staged(name, path) && st.Mode == unix.S_IFREG|0o755 && st.Uid == 0
+	l.ours = s.ours[name] == st.Ino && s.staged(name, path)
 	return l
 }
 
@@ -270,7 +270,6 @@ func (s *sequence) foreign() {
 		// In place, through every link: of ours all are ours.
 		what, err = "cp -f", os.WriteFile(path, []byte(content), 0o755)
 	case kind == 4 && isFile && (st.Nlink == 1 || now.ours):
-		s.untouch(st.Ino)
 		what, err = "chmod", os.Chmod(path, []fs.FileMode{0o700, 0o555, 0o644}[s.random.IntN(3)])
 	case kind == 5 && now.look != "":
 		what, err = "rm", os.Remove(path)
@@ -298,15 +297,6 @@ func (s *sequence) foreign() {
 	s.log = append(s.log, what+" "+name)
 	if err != nil {
 		s.fail("%s %s: %v", what, name, err)
-	}
-}
-
-// untouch says that somebody has changed a file of ours, under all its names.
-func (s *sequence) untouch(ino uint64) {
-	for name := range s.ours {
-		if s.ours[name] == ino {
-			delete(s.ours, name)
-		}
 	}
 }
 
