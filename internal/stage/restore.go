@@ -294,8 +294,10 @@ func (t *takeback) lookAtTheirs(ctx context.Context, s *store) error {
 	switch {
 	case err != nil:
 		return err
-	case marked:
+	case marked && t.older > 0:
 		t.cause = "is not what staging put there: " + t.found.String()
+	case marked:
+		t.cause = "is not what staging put there, and nothing is kept to put back: " + t.found.String()
 	case s.recorded(ctx, t.name):
 		t.stays = true
 		t.cause = "its mark in " + path.Join(storeName, stagedName) + " is gone, and the ledger says that staging put it there"
@@ -435,7 +437,7 @@ func (r *restore) takeBack(t *takeback) error {
 		return err // and the next run settles it
 	}
 	if err == nil && t.action == PutBack {
-		// Until that is durable, our file stays where it is: it tells a run after a crash what this one has done.
+		// Our file stays until the marks are gone: it tells a run after a crash what this one has done.
 		t.back = on
 		return nil
 	}
@@ -517,8 +519,10 @@ func (r *restore) replace(t *takeback, on string) error {
 	if err != nil || t.action == Left {
 		return errors.Join(err, t.slot.Remove(old)) // another name of what stands there
 	}
-	_, err = r.store.settle(context.WithoutCancel(r.ctx), t.slot, t.name, old, keepSure)
-	r.leftover(t, path.Join(originalsName, t.name), old, err)
+	if given(publish(t.slot, t.slot, old, on)) != nil { // where an exchange would have put it
+		_, err = r.store.settle(context.WithoutCancel(r.ctx), t.slot, t.name, old, keepSure)
+		r.leftover(t, path.Join(originalsName, t.name), old, err)
+	}
 	return nil
 }
 
@@ -568,7 +572,12 @@ func (r *restore) settle() {
 	var done []*takeback
 	for _, t := range r.work {
 		if t.back != "" {
-			r.leftover(t, path.Join(originalsName, t.name), t.back, r.store.settleBack(context.WithoutCancel(r.ctx), t.slot, t.name, t.back))
+			// Its new name has to be durable too before its mark may go: under the old one it would pass for somebody's then.
+			err := r.store.retire(context.WithoutCancel(r.ctx), t.slot, t.name, t.back)
+			if err == nil || errors.Is(err, fs.ErrNotExist) {
+				err = syncDir(t.slot)
+			}
+			r.leftover(t, path.Join(originalsName, t.name), t.back, err)
 		}
 		// What was left may go one day, and its original is to come back then.
 		if t.err == nil && !t.stays && !(t.action == Left && t.older > 0) {
@@ -611,7 +620,37 @@ func backName(inode uint64, o original) string {
 	return fmt.Sprintf("%s%d-%s", backPrefix, inode, o.file)
 }
 
-var backPattern = regexp.MustCompile(`^` + backPrefix + `([0-9]{1,20})-([1-9][0-9]{0,8}-(?:[0-9a-f]{64}|` + unreadDigest + `))$`)
+const backRest = `([0-9]{1,20})-([1-9][0-9]{0,8}-(?:[0-9a-f]{64}|` + unreadDigest + `))$`
+
+var (
+	backPattern = regexp.MustCompile(`^` + backPrefix + backRest)
+	donePattern = regexp.MustCompile(`^` + donePrefix + backRest)
+)
+
+// doneName is what becomes of the back name of a file that is known to be ours.
+func doneName(back string) string {
+	return donePrefix + strings.TrimPrefix(strings.TrimPrefix(back, backPrefix), donePrefix)
+}
+
+// retire gives our file, which the exchange with an original has brought into its slot, the name under which it may go without
+// anything being known of it any more. What else lies there is settled.
+func (s *store) retire(ctx context.Context, slot *hostdir.Dir, name, back string) error {
+	if donePattern.MatchString(back) {
+		return nil
+	}
+	e, err := slot.Stat(back)
+	if err != nil {
+		return err
+	}
+	digest, err := digestOf(ctx, slot, back, e)
+	if err != nil {
+		return err
+	}
+	if ours, _ := s.ours(name, digest, e); !ours {
+		return s.settleBack(ctx, slot, name, back)
+	}
+	return given(publish(slot, slot, back, doneName(back)))
+}
 
 // isBack says whether the original that lay in a slot has its name again, and under which name our file lies there since.
 func (s *store) isBack(slot *hostdir.Dir, name string) (back string, o original, err error) {
@@ -628,6 +667,9 @@ func (s *store) isBack(slot *hostdir.Dir, name string) (back string, o original,
 	}
 	for _, file := range files {
 		m := backPattern.FindStringSubmatch(file)
+		if m == nil {
+			m = donePattern.FindStringSubmatch(file)
+		}
 		if err != nil || m == nil || m[1] != fmt.Sprint(there.Ino) {
 			continue
 		}
@@ -696,6 +738,11 @@ func (s *store) dismiss(done []*takeback) error {
 			fail(err)
 		}
 		fail(syncDir(s.staged))
+	}
+	for _, t := range done {
+		if t.back != "" {
+			fail(t.slot.Remove(doneName(t.back)))
+		}
 	}
 	if s.originals != nil {
 		slots, err := s.originals.Names()

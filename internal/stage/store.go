@@ -31,6 +31,7 @@ import (
 //	.chandler/originals/<name>/swap-<digest>-[first-]<run>  a name's exchange under way: our new file before it, what was there
 //	                                                after; first if the digest had not been published under the name before
 //	.chandler/originals/<name>/back-<inode>-<n>-<digest>  an original on its way back: the original itself while it has that inode
+//	.chandler/originals/<name>/done-<inode>-<n>-<digest>  our file, in whose place that original stands again
 //	.chandler/staged/<name>@<digest>                an empty file: staging has published this digest under this name
 //	.chandler/staged/<name>@absent                  an empty file: nothing stood there when staging put a file there
 //	.chandler/ledger.json                           the record for people and for chandler's own reports
@@ -48,6 +49,7 @@ const (
 	swapPrefix   = "swap-"
 	firstTime    = "first-"
 	backPrefix   = "back-"
+	donePrefix   = "done-"
 	absentMark   = "absent"
 	unreadDigest = "unread" // stands for the digest of an original that could not be read, or was too large to
 
@@ -170,7 +172,7 @@ func (s *store) names() ([]string, error) {
 
 // isOurs says whether a name in a slot is one that chandler gives.
 func isOurs(file string) bool {
-	return originalName.MatchString(file) || strings.HasPrefix(file, swapPrefix) || backPattern.MatchString(file)
+	return originalName.MatchString(file) || strings.HasPrefix(file, swapPrefix) || backPattern.MatchString(file) || donePattern.MatchString(file)
 }
 
 // keptIn lists the originals in a slot, oldest first. In a dry run, what an interrupted run has left on its way counts as
@@ -182,7 +184,7 @@ func (s *store) keptIn(ctx context.Context, slot *hostdir.Dir, name string) ([]o
 	}
 	kept := slices.DeleteFunc(parseOriginals(files), func(o original) bool { return s.oursAfterAll(ctx, slot, name, o) })
 	for _, file := range files {
-		if s.change || originalName.MatchString(file) || !isOurs(file) {
+		if s.change || originalName.MatchString(file) || donePattern.MatchString(file) || !isOurs(file) {
 			continue
 		}
 		e, err := slot.Stat(file)
@@ -675,10 +677,10 @@ func (s *store) settleSwaps(ctx context.Context) error {
 			case strings.HasPrefix(file, swapPrefix) && !s.alive(file):
 				_, err := s.settle(ctx, slot, name, file, keep)
 				errs = append(errs, err)
+			case s.restoring && s.confirms(slot, name, file):
+			case donePattern.MatchString(file):
+				errs = append(errs, slot.Remove(file))
 			case strings.HasPrefix(file, backPrefix):
-				if back, _, _ := s.isBack(slot, name); back == file && s.restoring {
-					continue
-				}
 				errs = append(errs, s.settleBack(ctx, slot, name, file))
 			case originalName.MatchString(file):
 				errs = append(errs, s.settleOriginal(slot, name, file))
@@ -687,6 +689,12 @@ func (s *store) settleSwaps(ctx context.Context) error {
 		slot.Close()
 	}
 	return errors.Join(errs...)
+}
+
+// confirms says whether a file in a slot tells that its original has its name again.
+func (s *store) confirms(slot *hostdir.Dir, name, file string) bool {
+	back, _, _ := s.isBack(slot, name)
+	return back == file
 }
 
 // settleAways decides about what an interrupted restoring has left on its way out.

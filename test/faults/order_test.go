@@ -113,7 +113,7 @@ func backOrderOf(calls []tracer.Call, d *desk, name string, gone bool) string {
 	slot, staged := filepath.Join(folder, "originals", name), filepath.Join(folder, "staged")
 	mark := regexp.MustCompile("^" + regexp.QuoteMeta(staged) + "/(.*)@[0-9a-f]{64}$")
 	// The last of each, or the first after another one.
-	var placed, dropped, slotSynced, synced, unmarked, last, marksSynced, dismantled, again, said *tracer.Call
+	var placed, dropped, slotSynced, dropSynced, ended, synced, unmarked, last, marksSynced, dismantled, again, said *tracer.Call
 	for i := range calls {
 		c := &calls[i]
 		if c.Result < 0 {
@@ -123,8 +123,10 @@ func backOrderOf(calls []tracer.Call, d *desk, name string, gone bool) string {
 		switch {
 		case renames && (!gone && c.To == filepath.Join(d.dir, name) || gone && c.Path == filepath.Join(d.dir, name)):
 			placed, dropped, slotSynced, synced = c, nil, nil, nil
-		case c.Name == "unlinkat" && (filepath.Dir(c.Path) == slot || c.Path == away(d.dir, name)):
-			dropped = c
+		case gone && c.Name == "unlinkat" && c.Path == away(d.dir, name), strings.HasPrefix(c.To, slot+"/done-"):
+			dropped, dropSynced = c, nil
+		case !gone && c.Name == "unlinkat" && filepath.Dir(c.Path) == slot:
+			ended = c
 		case c.Name == "unlinkat" && mark.MatchString(c.Path):
 			if mark.FindStringSubmatch(c.Path)[1] == name && unmarked == nil {
 				unmarked = c
@@ -132,8 +134,13 @@ func backOrderOf(calls []tracer.Call, d *desk, name string, gone bool) string {
 			last, marksSynced = c, nil
 		case c.Name == "unlinkat" && c.Path == folder:
 			dismantled, again = c, nil
-		case c.Name == "fsync" && c.Path == slot && slotSynced == nil:
-			slotSynced = c
+		case c.Name == "fsync" && c.Path == slot:
+			if slotSynced == nil {
+				slotSynced = c
+			}
+			if dropSynced == nil {
+				dropSynced = c
+			}
 		case c.Name == "fsync" && c.Path == staged && marksSynced == nil:
 			marksSynced = c
 		case c.Name == "fsync" && c.Path == d.dir:
@@ -148,10 +155,18 @@ func backOrderOf(calls []tracer.Call, d *desk, name string, gone bool) string {
 	if gone {
 		slotSynced = synced // there is none, or nothing has come out of it
 	}
-	wrong := inOrder([]step{{"rename", placed}, {"removal of the staged file", dropped}, {"sync of the directory", synced},
-		{"removal of its marks", unmarked}, {"removal of the last mark", last}, {"sync of the marks", marksSynced}, {"report", said}})
+	steps := []step{{"rename", placed}, {"sync of the directory", synced}, {"giving up of the staged file", dropped},
+		{"sync of its originals after that", dropSynced}}
+	if gone { // it goes at once
+		steps = []step{{"rename", placed}, {"removal of the staged file", dropped}, {"sync of the directory", synced}}
+	}
+	wrong := inOrder(append(steps, step{"removal of its marks", unmarked}, step{"removal of the last mark", last},
+		step{"sync of the marks", marksSynced}, step{"report", said}))
 	if wrong == "" {
 		wrong = inOrder([]step{{"rename", placed}, {"sync of its originals", slotSynced}, {"removal of its marks", unmarked}})
+	}
+	if wrong == "" && !gone {
+		wrong = inOrder([]step{{"sync of the marks", marksSynced}, {"removal of the staged file", ended}, {"report", said}})
 	}
 	if wrong == "" && dismantled != nil {
 		wrong = inOrder([]step{{"sync of the marks", marksSynced}, {"removal of the folder", dismantled}, {"last sync of the directory", again}, {"report", said}})

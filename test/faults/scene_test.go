@@ -204,7 +204,7 @@ func scenes() []*scene {
 			set:   func(d *desk) error { return foreignTwice(d, first) },
 			warns: []string{"originals of " + first + " stay in .chandler/originals; 'chandler originals' lists them"}},
 		{name: "restore after a killed restore", args: restoreArgs, bundle: ring.bundle, back: true, few: true, foreign: []string{second},
-			left: map[string]string{first: "is gone already", second: "is not what staging put there: different ("},
+			left: map[string]string{second: "is not what staging put there, and nothing is kept to put back: different ("},
 			set: func(d *desk) error { // it had taken away ours, and what had come in its place
 				return errors.Join(stagedBefore(d, ring.bundle), os.Rename(filepath.Join(d.dir, first), away(d.dir, first)),
 					foreignFile(d, second), os.Rename(filepath.Join(d.dir, second), away(d.dir, second)))
