@@ -403,7 +403,7 @@ func (t Task) Break(binDir, why string) *Report {
 
 // RefuseFor is Refuse for an error of the bundle or the bin dir.
 func (t Task) RefuseFor(binDir string, err error) *Report {
-	r := t.Refuse(binDir, refusal(err))
+	r := t.Refuse(binDir, t.refusal(err))
 	r.Err = err
 	return r
 }

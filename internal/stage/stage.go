@@ -104,7 +104,7 @@ func (e *BinDirError) Unwrap() error { return e.Err }
 
 var (
 	// ErrNotMounted says that a bin dir is the container's own directory and not the host's.
-	ErrNotMounted = errors.New("is not a mount point: nothing staged there would reach the host")
+	ErrNotMounted = errors.New("is not a mount point")
 	// ErrIsBundle says that the bin dir is a part of the bundle, which staging would damage.
 	ErrIsBundle = errors.New("is a part of the bundle")
 	// ErrReplaced says that the open bin dir is no longer the one that the host uses.
@@ -166,8 +166,8 @@ func makeBinDir(path string) error {
 	return errors.Join(made.Close(), dir.Sync())
 }
 
-// refusal is the report's last line for an error that let nothing be staged, without the suffix that says so.
-func refusal(err error) string {
+// refusal is the report's last line for an error that let nothing be done, without the suffix that says so.
+func (t Task) refusal(err error) string {
 	var damage *bundle.DamageError
 	var errno syscall.Errno
 	switch {
@@ -177,6 +177,8 @@ func refusal(err error) string {
 		return "bundle damaged: " + damage.Error()
 	case errors.Is(err, context.Canceled):
 		return "interrupted"
+	case errors.Is(err, ErrNotMounted):
+		return err.Error() + ": nothing " + t.suffix("staged", "restored") + " there would reach the host"
 	}
 	return err.Error()
 }
