@@ -74,7 +74,7 @@ func runInspect(ctx context.Context, streams cli.Streams, output string, args []
 	for _, arg := range args {
 		in.look(arg)
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return ctx.Err()
 		}
 	}
 	var err error
@@ -213,7 +213,7 @@ func (in *inspector) digest(f *os.File, there hostdir.Entry) (string, error) {
 	buf := make([]byte, 64<<10)
 	for r := io.NewSectionReader(f, 0, there.Size); ; {
 		if in.ctx.Err() != nil {
-			return "", context.Cause(in.ctx)
+			return "", in.ctx.Err()
 		}
 		n, err := r.Read(buf)
 		h.Write(buf[:n])

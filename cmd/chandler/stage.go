@@ -165,7 +165,9 @@ func finish(streams cli.Streams, report *stage.Report, dryRun, strict bool, term
 	}
 	var binDir *stage.BinDirError
 	var unknown *stage.UnknownNamesError
-	if lost != nil || errors.As(report.Err, &binDir) || errors.As(report.Err, &unknown) || strict && !report.Complete() {
+	// What follows a run that a signal came before, in a script, must not take it for done.
+	interrupted := errors.Is(report.Err, context.Canceled)
+	if lost != nil || interrupted || errors.As(report.Err, &binDir) || errors.As(report.Err, &unknown) || strict && !report.Complete() {
 		return failed()
 	}
 	return nil
