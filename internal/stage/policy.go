@@ -44,7 +44,7 @@ const (
 	ByPolicy       Reason = "policy"          // missing, or never
 	IsNewer        Reason = "newer"           // than the bundle's
 	SameVersion    Reason = "same version"    // and other bytes
-	UnknownVersion Reason = "unknown version" // and these are to be kept
+	UnknownVersion Reason = "unknown version" // or one that does not compare, and these are to be kept
 	Raced          Reason = "changed"         // since the policy was asked; the next run asks it anew
 )
 
@@ -56,6 +56,11 @@ func (o Options) policy(name string) Policy {
 		return Replace
 	}
 	return o.Policy
+}
+
+// Asks says whether any plugin's policy is p.
+func (o Options) Asks(p Policy) bool {
+	return o.Policy == p || slices.Contains(slices.Collect(maps.Values(o.PolicyFor)), p)
 }
 
 // decide lets the policy of each name speak on what the plan would replace. It changes nothing. Errors are the context's.
@@ -130,10 +135,13 @@ func (r *run) keepsNewer(it *Item) (reason Reason, why string, err error) {
 	case ours:
 		return "", "", nil // of the same version, but an earlier build of ours: the bundle's is the one to have
 	case known && order == 0:
-		return SameVersion, "same version, different build", nil
+		return SameVersion, theirs.Version + " (same version, different build)", nil
 	case !known && r.o.Unknown == KeepUnknown:
 		if strings.HasPrefix(it.Found.Build, "unknown version") {
 			return UnknownVersion, it.Found.Build, nil
+		}
+		if theirs.Version != "" { // no order is known, or it is another module's
+			return UnknownVersion, "version not comparable: " + theirs.Build(), nil
 		}
 		return UnknownVersion, "unknown version, " + it.Found.String(), nil
 	}

@@ -204,6 +204,8 @@ type piece struct {
 	published bool   // stands under its name
 	original  string // where what it replaced is kept
 	displaced string // digest of what it replaced, if that was not ours
+	own       bool   // what it replaced was ours
+	dropped   bool   // what it replaced was not ours, and is gone
 	contended *Contention
 	warning   error // staged, but
 }
@@ -248,7 +250,14 @@ func (r *run) do() error {
 		return err
 	}
 	for _, it := range items {
-		r.work = append(r.work, &piece{Item: it})
+		p := &piece{Item: it}
+		if r.o.DryRun && it.Action == Replaced { // else it is found out when it is replaced
+			if p.own, err = r.ours(&it); err != nil {
+				return err
+			}
+			p.dropped = r.o.NoKeep && !p.own
+		}
+		r.work = append(r.work, p)
 	}
 	if storeErr != nil {
 		r.failPending(storeErr)
@@ -341,7 +350,7 @@ func (r *run) failPending(err error) {
 
 func (p *piece) result() Result {
 	res := Result{Name: p.Plugin.Name, Found: p.Found, Action: p.Action, SHA256: p.Plugin.SHA256, Contended: p.contended,
-		Reason: p.Reason, Cause: p.Why, Err: p.Err}
+		Own: p.own, Dropped: p.dropped, Reason: p.Reason, Cause: p.Why, Err: p.Err}
 	if p.original != "" {
 		res.Original = fmt.Sprintf("%s/%s/%s/%s", storeName, originalsName, p.Plugin.Name, p.original)
 	}
