@@ -75,3 +75,22 @@ func TestPurgeInterrupted(t *testing.T) {
 	}
 	same()
 }
+
+// What NoKeep dropped is gone; an older original that is still kept comes back in its place.
+func TestOlderOriginalComesBack(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	b := packed(t, "v1", ref("bridge", "v1"))
+	write(t, path, "older", 0o711)
+	older := ident(t, path)
+	stage(t, b, Options{BinDir: bin})
+	must(t, os.Remove(path))
+	write(t, path, "newer", 0o755)
+	stage(t, b, Options{BinDir: bin, NoKeep: true})
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:put back")
+	wantWarnings(t, r)
+	if now := ident(t, path); now != older {
+		t.Errorf("bridge is %s\nwas %s", now, older)
+	}
+}
