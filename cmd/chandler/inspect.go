@@ -35,6 +35,10 @@ How a version is known:
   ELF symbol    the variable that was set so is found by its symbol
   unknown       it is not; a stripped file built with -trimpath does not say
 
+A version of another module than that of the reference plugins has that behind it (v1.9.5 of github.com/myorg/plugins), and one that is
+no semantic version says so. 'chandler stage --policy newer' compares neither with the bundle's reference plugins, and treats them as unknown;
+of a link it knows the version only if it does not lead out of the directory.
+
 What a file says of itself proves nothing: its digest does. Hidden files of a directory are passed over.
 
 ` + exitTable,
@@ -57,7 +61,8 @@ type inspected struct {
 	Multicall   bool               `json:"multicall,omitempty"`
 	Version     string             `json:"version,omitempty"`
 	VersionFrom plugin.VersionFrom `json:"versionFrom,omitempty"`
-	Module      string             `json:"module,omitempty"` // whose version it is
+	Module      string             `json:"module,omitempty"`     // whose version it is
+	Comparable  bool               `json:"comparable,omitempty"` // it has an order, among the versions of that module
 	Package     string             `json:"package,omitempty"`
 	Go          string             `json:"go,omitempty"`
 	Kind        plugin.Kind        `json:"kind,omitempty"`
@@ -74,7 +79,7 @@ func runInspect(ctx context.Context, streams cli.Streams, output string, args []
 	for _, arg := range args {
 		in.look(arg)
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return ctx.Err()
 		}
 	}
 	var err error
@@ -194,6 +199,7 @@ func (in *inspector) read(e inspected, f *os.File, there hostdir.Entry) {
 		return
 	default:
 		e.Name, e.Multicall, e.Version, e.VersionFrom, e.Module = d.Name, d.Multicall, d.Version, d.VersionFrom, d.Module
+		_, e.Comparable = plugin.Compare(d.Version, d.Version)
 		e.Package, e.Go, e.Kind, e.Arch, e.Interpreter, e.Static = d.Package, d.Go, d.Kind, d.Arch, d.Interpreter, d.Static()
 	}
 	if e.SHA256, err = in.digest(f, there); err != nil {
@@ -213,7 +219,7 @@ func (in *inspector) digest(f *os.File, there hostdir.Entry) (string, error) {
 	buf := make([]byte, 64<<10)
 	for r := io.NewSectionReader(f, 0, there.Size); ; {
 		if in.ctx.Err() != nil {
-			return "", context.Cause(in.ctx)
+			return "", in.ctx.Err()
 		}
 		n, err := r.Read(buf)
 		h.Write(buf[:n])
@@ -247,11 +253,23 @@ func writeInspected(w io.Writer, found []inspected) error {
 		}
 		version := "version unknown"
 		if e.Version != "" {
-			version = fmt.Sprintf("%s (%s)", e.Version, e.VersionFrom)
+			version = fmt.Sprintf("%s (%s)", e.whose(), e.VersionFrom)
 		}
 		tableRow(tw, quoted(e.Path), version, dash(e.Go), dash(e.Arch), e.linking(), "sha256:"+e.SHA256[:12], strings.Join(e.remarks(), ", "))
 	}
 	return tw.Flush()
+}
+
+// whose is the version, with what keeps --policy newer from comparing it with that of a reference plugin.
+func (e inspected) whose() string {
+	text := e.Version
+	if e.Module != plugin.ReferenceModule {
+		text += " of " + e.Module
+	}
+	if !e.Comparable {
+		text += ", not semantic"
+	}
+	return text
 }
 
 func (e inspected) linking() string {

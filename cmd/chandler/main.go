@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -54,6 +55,9 @@ func run(ctx context.Context, streams cli.Streams, args []string) (code int) {
 		}
 		return lastWords(streams, args, taskOf(args).Refuse("", what))
 	}
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
 	fmt.Fprintln(streams.Err, "chandler:", err)
 	if lenient {
 		return cli.OK
@@ -90,7 +94,9 @@ const exitTable = `Exit codes of every command:
   0  done; for stage and restore also when plugins failed, so that an init container completes
   1  stage --strict: not every plugin is in place; restore --strict: not every plugin could be restored
      stage, restore, originals: the bin dir cannot be used; restore, originals: a name is not known
+     originals: not every file could be listed or dropped
      verify: not as the bundle says; inspect: a file cannot be read
+     a signal came before there was a result
   2  wrong usage: nothing was attempted
 With --init it is 0 in every case, wrong usage and a panic included; what ends the process itself is beyond it (a signal
 before it runs, a limit too low to run in).`

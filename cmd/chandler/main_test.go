@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -108,14 +109,19 @@ func content(ts *testscript.TestScript, name, version, kind string) (bundle.Role
 
 // built is a plugin's file that says of itself which version of the reference plugins it is.
 func built(version, note string) []byte {
-	return plugintest.Built(runtime.GOARCH, "go1.23", note, "path\t"+plugin.ReferenceModule+"/plugins/main/bridge",
-		"mod\t"+plugin.ReferenceModule+"\t"+version+"\th1:x")
+	return builtFrom(plugin.ReferenceModule, version, note)
 }
 
-// plugin FILE VERSION makes somebody else's build of that version.
+func builtFrom(module, version, note string) []byte {
+	return plugintest.Built(runtime.GOARCH, "go1.23", note, "path\t"+module+"/plugins/main/bridge", "mod\t"+module+"\t"+version+"\th1:x")
+}
+
+// plugin FILE VERSION [MODULE] makes somebody else's build of that version, of the reference plugins or of another module.
 func cmdPlugin(ts *testscript.TestScript, neg bool, args []string) {
-	want(ts, "plugin FILE VERSION", !neg && len(args) == 2)
-	ts.Check(os.WriteFile(ts.MkAbs(args[0]), built(args[1], "theirs"), 0o755))
+	want(ts, "plugin FILE VERSION [MODULE]", !neg && (len(args) == 2 || len(args) == 3))
+	module := append(args, plugin.ReferenceModule)[2]
+	ts.Check(os.MkdirAll(filepath.Dir(ts.MkAbs(args[0])), 0o755))
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), builtFrom(module, args[1], "theirs"), 0o755))
 }
 
 // bundle DIR VERSION NAME[:KIND] ... packs a bundle.
@@ -342,6 +348,58 @@ func TestTerminationPath(t *testing.T) {
 	} {
 		if got := terminationPath(strings.Fields(args)); got != want {
 			t.Errorf("%s: %q, want %q", args, got, want)
+		}
+	}
+}
+
+// What is said of a plugin that was kept is one text: on stdout, on stderr and in the termination log, as it is read back from there.
+func TestKeptIsSaidAlike(t *testing.T) {
+	pack := func(version string, names ...string) *bundle.Bundle {
+		out := filepath.Join(t.TempDir(), "bundle")
+		w, err := bundle.Create(out, version, runtime.GOARCH, bundle.Source{Kind: "dir"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		for _, name := range names {
+			if _, err := w.Add(name, bundle.Main, bytes.NewReader(built(version, name))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := w.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		b, err := bundle.Open(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { b.Close() })
+		return b
+	}
+	bin := t.TempDir()
+	fork := builtFrom("github.com/myorg/plugins", "v1.9.5", "")
+	for name, data := range map[string][]byte{"bridge": built("v1.9.1", "theirs"), "macvlan": built("v1.10.0", ""), "ptp": []byte("#!/bin/sh\n"), "vlan": fork} {
+		if err := os.WriteFile(filepath.Join(bin, name), data, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := map[string]string{
+		"bridge": "v1.9.1 (same version, different build)", "macvlan": "v1.10.0 is newer than the bundle's v1.9.1", "ptp": "unknown version, script",
+		"vlan": "version not comparable: v1.9.5 of github.com/myorg/plugins (go1.23)", "tuning": "policy never, nothing stands there",
+	}
+	r := stage.Run(t.Context(), pack("v1.9.1", "bridge", "macvlan", "ptp", "tuning", "vlan"),
+		stage.Options{BinDir: bin, Policy: stage.Newer, Unknown: stage.KeepUnknown, PolicyFor: map[string]stage.Policy{"tuning": stage.Never}})
+	s, err := stage.ParseText(r.Text())
+	if err != nil || len(s.Kept) != len(want) {
+		t.Fatalf("%v\n%s", err, r.Text())
+	}
+	var out strings.Builder
+	if err := writeReport(&out, r, "text"); err != nil {
+		t.Fatal(err)
+	}
+	for _, said := range s.Kept {
+		if said.Cause != want[said.Name] || !regexp.MustCompile(`(?m)^`+said.Name+` +kept +`+regexp.QuoteMeta(want[said.Name])+`$`).MatchString(out.String()) {
+			t.Errorf("%+v, want %q, in\n%s", said, want[said.Name], out.String())
 		}
 	}
 }

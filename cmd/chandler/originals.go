@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"path"
@@ -29,7 +30,8 @@ func newOriginals(streams cli.Streams) *cobra.Command {
 newest of a name, with the highest number, is what 'chandler restore' puts back.
 
 --purge drops them for good: scanners flag old programs, and disks are small. What is staged stays. Where it stands in the place of a
-file that was dropped, 'chandler restore' can then not take it back, and fails for that plugin.
+file that was dropped, 'chandler restore' can then not take it back, and fails for that plugin. One that cannot be dropped is named
+on stderr and stays; the others go.
 
 ` + exitTable,
 		Example: `  chandler originals --bin-dir /opt/cni/bin
@@ -52,7 +54,16 @@ type originalsList struct {
 	BinDir    string           `json:"binDir"`
 	Purged    bool             `json:"purged"`
 	Bytes     int64            `json:"bytes"`
-	Originals []stage.Original `json:"originals"`
+	Originals []stage.Original `json:"originals"`        // listed, or dropped
+	Failed    []originalFailed `json:"failed,omitempty"` // could not be, and are still there
+	Warnings  []string         `json:"warnings,omitempty"`
+	Hints     []string         `json:"hints,omitempty"`
+}
+
+type originalFailed struct {
+	Name  string `json:"name"`
+	Path  string `json:"path"` // below the bin dir
+	Cause string `json:"cause"`
 }
 
 func runOriginals(ctx context.Context, streams cli.Streams, f originalsFlags) error {
@@ -60,18 +71,21 @@ func runOriginals(ctx context.Context, streams cli.Streams, f originalsFlags) er
 	if list.BinDir == "" {
 		list.BinDir = f.options.BinDir
 	}
-	var warnings []string
 	var err error
 	if f.purge {
-		list.Originals, warnings, err = stage.Purge(ctx, f.options)
+		list.Originals, list.Warnings, err = stage.Purge(ctx, f.options)
 	} else {
 		list.Originals, err = stage.Originals(ctx, f.options)
 	}
-	for _, w := range warnings {
-		fmt.Fprintln(streams.Err, "warning:", w)
+	var single stage.OriginalErrors
+	errors.As(err, &single)
+	for _, one := range single {
+		list.Failed = append(list.Failed, originalFailed{one.Name, one.Path, one.Cause()})
 	}
-	if err != nil && len(list.Originals) == 0 {
-		return err
+	list.Hints = originalsHints(err, single, list.BinDir, f.options.BinDir)
+	sayOriginals(streams.Err, list, err, ctx.Err() != nil)
+	if err != nil && len(single)+len(list.Originals) == 0 {
+		return failed() // there is no result
 	}
 	for _, o := range list.Originals {
 		list.Bytes += o.Size
@@ -83,10 +97,43 @@ func runOriginals(ctx context.Context, streams cli.Streams, f originalsFlags) er
 		}
 		write = func(w io.Writer, l originalsList) error { return writeJSON(w, l) }
 	}
-	if lost := write(streams.Out, list); err == nil {
-		err = lost
+	if lost := write(streams.Out, list); lost != nil {
+		return lost
 	}
-	return err
+	if err != nil {
+		return failed()
+	}
+	return nil
+}
+
+// sayOriginals says what went wrong, what to know of and what to do, in the order of a report.
+func sayOriginals(w io.Writer, l originalsList, err error, interrupted bool) {
+	say := func(format string, args ...any) { fmt.Fprintln(w, stage.Printable(fmt.Sprintf(format, args...))) }
+	verb := "list"
+	if l.Purged {
+		verb = "drop"
+	}
+	for _, f := range l.Failed {
+		say("failed to %s: %s: %s: %s", verb, f.Name, path.Join(l.BinDir, f.Path), f.Cause)
+	}
+	switch {
+	case err == nil:
+	case !interrupted && len(l.Failed) == 0:
+		say("chandler: %s", err)
+	case !interrupted:
+	case !l.Purged:
+		say("chandler: interrupted")
+	case len(l.Originals) == 0:
+		say("chandler: interrupted; nothing was dropped")
+	default:
+		say("chandler: interrupted; what is not listed was not dropped")
+	}
+	for _, warning := range l.Warnings {
+		say("warning: %s", warning)
+	}
+	for _, hint := range l.Hints {
+		say("hint: %s", hint)
+	}
 }
 
 func writeOriginals(w io.Writer, l originalsList) error {
@@ -106,7 +153,11 @@ func writeOriginals(w io.Writer, l originalsList) error {
 	if l.Purged {
 		verb = "dropped"
 	}
-	_, err := fmt.Fprintf(w, "%s %d originals in %s: %s\n", verb, len(l.Originals), stage.Printable(l.BinDir), size(l.Bytes))
+	line := fmt.Sprintf("%s %d originals in %s: %s", verb, len(l.Originals), stage.Printable(l.BinDir), size(l.Bytes))
+	if n := len(l.Failed); n > 0 {
+		line += fmt.Sprintf(", %d failed", n)
+	}
+	_, err := fmt.Fprintln(w, line)
 	return err
 }
 

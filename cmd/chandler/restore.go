@@ -24,8 +24,9 @@ func newRestore(streams cli.Streams) *cobra.Command {
 		Short: "Take back what staging did to the bin dir",
 		Long: `Take back what staging did to the bin dir: the newest original of each plugin gets its name back, the very file, with its
 owner, mode, times, attributes and label; a plugin where nothing stood before is removed. Each name changes in one step.
-What is no longer what staging put there is somebody else's by now: it is left and reported. Afterwards nothing of chandler's
-is in the bin dir. Interrupted, it can be run again. It needs no bundle.
+What others have put there or written to since is left and reported; remove it and restore again, and the original comes
+back. Afterwards nothing of chandler's is in the bin dir, unless the report names it. Interrupted, it can be run again. It
+needs no bundle.
 
 Drain the pods that use a plugin before it goes: without it their networks cannot be taken down, and they hang in Terminating.
 

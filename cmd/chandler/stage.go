@@ -56,7 +56,8 @@ the bin dir, in .chandler/originals, and 'chandler restore' puts it back. Direct
 A policy says what may be replaced:
   replace  any file and any link (the default)
   newer    only what is of an older version than the bundle's: never a newer one, never another build of the same version.
-           A version that cannot be known is replaced or kept as --unknown says; a file that cannot be read stays
+           What has no version that can be compared (unknown, another module's, no semantic one) is replaced or kept as --unknown
+           says; a file that cannot be read stays
   missing  nothing: only names under which nothing stands are staged. A link is something, also one whose target cannot be
            seen from here; a file that an earlier staging put there is not
   never    nothing, and the name is left alone also where nothing stands
@@ -80,14 +81,15 @@ stdout holds the result; failures are on stderr and in the termination log, in t
 	flags.BoolVar(&f.strict, "strict", false, "exit 1 if any plugin is not in place")
 	flags.BoolVar(&f.options.Create, "create", false, "make the bin dir (0755) if it is missing")
 	flags.BoolVar(&f.options.DryRun, "dry-run", false, "say what is there and what would be done; change nothing")
-	flags.BoolVar(&f.options.NoKeep, "no-keep", false, "do not keep what is replaced: it cannot be restored")
+	flags.BoolVar(&f.options.NoKeep, "no-keep", false, "do not keep what is replaced: it cannot be restored, and an older original that is kept comes back in its place")
 	cli.Choice(cmd, (*string)(&f.options.Layout), "layout", string(stage.Separate),
 		"how the names of one executable lie in the bin dir: separate (a file each), linked (hard links to one, for small disks where nobody else writes)",
 		string(stage.Separate), string(stage.Linked))
 	cli.Choice(cmd, (*string)(&f.options.Policy), "policy", string(stage.Replace), "what may be replaced: replace, newer, missing or never", policies...)
-	flags.StringToStringVar(&f.policyFor, "policy-for", nil, "the policy of single plugins: NAME=POLICY,...; may be repeated, and the last of a name counts")
+	flags.StringToStringVar(&f.policyFor, "policy-for", nil, "the policy of single plugins, `NAME=POLICY,...`; may be repeated, and the last of a name counts")
+	flags.Lookup("policy-for").DefValue = "" // that there is none need not be said
 	cli.Choice(cmd, (*string)(&f.options.Unknown), "unknown", string(stage.ReplaceUnknown),
-		"what --policy newer makes of a version that cannot be known: replace or keep", string(stage.ReplaceUnknown), string(stage.KeepUnknown))
+		"what the policy newer makes of a version that is not known or cannot be compared: replace or keep", string(stage.ReplaceUnknown), string(stage.KeepUnknown))
 	flags.DurationVar(&f.options.LockWait, "lock-wait", lockWait, "how long to wait for another staging of the same bin dir")
 	return cmd
 }
@@ -130,6 +132,9 @@ func runStage(ctx context.Context, streams cli.Streams, f stageFlags) error {
 		return err
 	}
 	report := stageBundle(ctx, f)
+	if f.options.Unknown == stage.KeepUnknown && !f.options.Asks(stage.Newer) {
+		report.Warnings = append(report.Warnings, "--unknown keep keeps nothing where no policy is newer")
+	}
 	report.Hints = hints(stage.Staging, report, f.options)
 	return finish(streams, report, f.options.DryRun, f.strict, f.termination, f.output)
 }
@@ -165,7 +170,9 @@ func finish(streams cli.Streams, report *stage.Report, dryRun, strict bool, term
 	}
 	var binDir *stage.BinDirError
 	var unknown *stage.UnknownNamesError
-	if lost != nil || errors.As(report.Err, &binDir) || errors.As(report.Err, &unknown) || strict && !report.Complete() {
+	// What follows a run that a signal came before, in a script, must not take it for done.
+	interrupted := errors.Is(report.Err, context.Canceled)
+	if lost != nil || interrupted || errors.As(report.Err, &binDir) || errors.As(report.Err, &unknown) || strict && !report.Complete() {
 		return failed()
 	}
 	return nil
@@ -215,21 +222,18 @@ func writeReport(w io.Writer, r *stage.Report, output string) error {
 // describe says what is worth knowing of a plugin beside what was done.
 func describe(r *stage.Report, p stage.Result) string {
 	switch p.Action {
-	case stage.Kept:
-		if p.Reason == stage.SameVersion {
-			return fmt.Sprintf("%s (%s)", p.Found.Version, p.Cause)
-		}
-		return p.Cause
-	case stage.Failed, stage.Left:
+	case stage.Kept, stage.Failed, stage.Left:
 		return p.Cause
 	case stage.Replaced:
 		switch {
-		case r.Outcome == stage.Planned:
-			return p.Found.String()
+		case p.Own:
+			return fmt.Sprintf("%s, staged earlier", p.Found)
+		case p.Dropped:
+			return fmt.Sprintf("%s, not kept", p.Found)
 		case p.Original != "":
 			return fmt.Sprintf("%s, kept as %s", p.Found, path.Join(r.BinDir, p.Original))
 		}
-		return fmt.Sprintf("%s, not kept", p.Found)
+		return p.Found.String() // in a plan; or a warning says where it lies
 	case stage.PutBack:
 		return "from " + path.Join(r.BinDir, p.Original)
 	}

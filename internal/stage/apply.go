@@ -649,7 +649,7 @@ var errJudgeAnew = errors.New("changed while this ran; the next run judges it an
 func (r *run) file(p *piece, slot *hostdir.Dir, swap string, others filing) {
 	name := p.Plugin.Name
 	settled, err := r.store.settle(context.WithoutCancel(r.ctx), slot, name, swap, others)
-	p.original, p.displaced = settled.original, settled.digest
+	p.original, p.displaced, p.own, p.dropped = settled.original, settled.digest, settled.own, settled.dropped
 	if err == nil && settled.doubt != nil {
 		r.warn("%s: whose it was that was replaced could not be found out, and it is kept: %s", name, errnoText(settled.doubt))
 	}

@@ -31,7 +31,7 @@ func TestBinDirErrors(t *testing.T) {
 		"missing, a dry run": {option: func(o *Options) { o.Create, o.DryRun = true, true },
 			text: "open: no such file or directory", err: fs.ErrNotExist},
 		"no mount point": {put: func(t *testing.T, bin string) { must(t, os.Mkdir(bin, 0o755)) },
-			option: func(o *Options) { o.RequireMount = true }, text: ErrNotMounted.Error(), err: ErrNotMounted},
+			option: func(o *Options) { o.RequireMount = true }, text: "is not a mount point: nothing staged there would reach the host", err: ErrNotMounted},
 		"made, and no mount point": {option: func(o *Options) { o.Create, o.RequireMount, o.DryRun = true, true, true },
 			text: "open: no such file or directory", err: fs.ErrNotExist},
 	} {

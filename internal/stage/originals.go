@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"strings"
 	"time"
 
 	"github.com/chandler-cni/chandler/internal/hostdir"
@@ -24,67 +25,113 @@ type Original struct {
 	Path   string       `json:"path"` // below the bin dir
 }
 
+// OriginalError says that one original, or what is known of one name's, could not be listed or dropped.
+type OriginalError struct {
+	Name string // of the plugin
+	Path string // below the bin dir: of the original, or of what is in the way
+	Err  error
+}
+
+func (e *OriginalError) Error() string { return fmt.Sprintf("%s: %s: %s", e.Name, e.Path, e.Cause()) }
+func (e *OriginalError) Unwrap() error { return e.Err }
+
+// Cause is why, without the path.
+func (e *OriginalError) Cause() string { return errnoText(e.Err) }
+
+// OriginalErrors are all that could not be listed or dropped, in the order of their names. All others were.
+type OriginalErrors []*OriginalError
+
+func (e OriginalErrors) Error() string {
+	var lines []string
+	for _, one := range e {
+		lines = append(lines, one.Error())
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (e OriginalErrors) Unwrap() []error {
+	var errs []error
+	for _, one := range e {
+		errs = append(errs, one)
+	}
+	return errs
+}
+
+// removeOriginal is what tests make fail.
+var removeOriginal = (*hostdir.Dir).Remove
+
 // Originals lists what is kept, by name and number. It changes nothing. Errors are *BinDirError, *UnknownNamesError or the
-// context's.
+// context's, with which nothing is listed, or OriginalErrors.
 func Originals(ctx context.Context, o RestoreOptions) ([]Original, error) {
 	o.DryRun = true
 	var list []Original
-	err := withOriginals(ctx, o, nil, func(s *store, slot *hostdir.Dir, name string, kept []original) error {
+	err := withOriginals(ctx, o, nil, func(s *store, slot *hostdir.Dir, name string, kept []original) (failed OriginalErrors) {
 		for _, k := range kept {
 			about, err := k.describe(slot, name)
 			if errors.Is(err, fs.ErrNotExist) {
 				continue // put back, or pushed out, meanwhile
 			}
 			if err != nil {
-				return err
+				failed = append(failed, &OriginalError{name, k.path(name), err})
+				continue
 			}
 			list = append(list, about)
 		}
-		return ctx.Err()
+		return failed
 	})
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
 	return list, err
 }
 
 // Purge drops what is kept, for good, and returns what it dropped, also with an error. What is staged stays, and can then not
-// be restored. It takes the bin dir's lock. Errors are those of Originals.
+// be restored. It takes the bin dir's lock. Errors are those of Originals, or OriginalErrors and the context's joined.
 func Purge(ctx context.Context, o RestoreOptions) (dropped []Original, warnings []string, err error) {
 	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
-	err = withOriginals(ctx, o, warn, func(s *store, slot *hostdir.Dir, name string, kept []original) error {
+	err = withOriginals(ctx, o, warn, func(s *store, slot *hostdir.Dir, name string, kept []original) (failed OriginalErrors) {
 		if len(kept) == 0 {
 			return nil
 		}
+		fail := func(path string, err error) { failed = append(failed, &OriginalError{name, path, err}) }
 		// Before its originals: a name under which somebody's file stood must not pass for one under which nothing did.
 		if err := s.unmarkAbsent(name); err != nil {
-			return err
+			fail(path.Join(storeName, stagedName, mark(name, absentMark)), err)
+			return failed
 		}
-		var errs []error
 		for _, k := range kept {
 			about, err := k.describe(slot, name)
 			if err == nil {
-				err = slot.Remove(k.file)
+				err = removeOriginal(slot, k.file)
 			}
-			if err == nil {
-				dropped = append(dropped, about)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // pushed out meanwhile
 			}
-			errs = append(errs, err)
+			if err != nil {
+				fail(k.path(name), err)
+				continue
+			}
+			dropped = append(dropped, about)
 		}
-		if err := errors.Join(append(errs, syncDir(slot), ctx.Err())...); err != nil {
-			return err
+		if err := syncDir(slot); err != nil {
+			fail(slotPath(name), err)
 		}
-		s.originals.RemoveDir(name) // what is in it and no original stays
-		return nil
+		if len(failed) == 0 {
+			s.originals.RemoveDir(name) // what is in it and no original stays
+		}
+		return failed
 	})
 	return dropped, warnings, err
 }
 
-// withOriginals calls do with the originals of each name, and its folder. A dry run neither waits for the lock nor clears up.
+// withOriginals calls do with the originals of each name, and its folder, until ctx ends. A dry run neither waits for the lock nor
+// clears up.
 func withOriginals(ctx context.Context, o RestoreOptions, warn func(string, ...any),
-	do func(s *store, slot *hostdir.Dir, name string, kept []original) error) error {
+	do func(s *store, slot *hostdir.Dir, name string, kept []original) OriginalErrors) error {
 	target := o.target()
 	fail := func(err error) error {
-		var binDir *BinDirError
-		if err == nil || ctx.Err() != nil || errors.As(err, &binDir) {
-			return err
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 		return &BinDirError{target.shown(), err}
 	}
@@ -114,19 +161,30 @@ func withOriginals(ctx context.Context, o RestoreOptions, warn func(string, ...a
 		return err
 	}
 	// One name's failure stops no other's.
-	var first error
+	var failed OriginalErrors
 	for _, name := range names {
+		if ctx.Err() != nil {
+			break
+		}
 		t := &takeback{name: name}
 		kept, err := t.openSlot(ctx, s)
-		if err == nil {
-			err = do(s, t.slot, name, kept)
-		}
-		if first == nil {
-			first = err
+		switch {
+		case err == nil:
+			failed = append(failed, do(s, t.slot, name, kept)...)
+		case ctx.Err() == nil:
+			failed = append(failed, &OriginalError{name, slotPath(name), err})
 		}
 	}
-	return fail(first)
+	if len(failed) == 0 {
+		return ctx.Err()
+	}
+	return errors.Join(failed, ctx.Err())
 }
+
+// slotPath is where the originals of a name lie, below the bin dir.
+func slotPath(name string) string { return path.Join(storeName, originalsName, name) }
+
+func (k original) path(name string) string { return path.Join(slotPath(name), k.file) }
 
 func (k original) describe(slot *hostdir.Dir, name string) (Original, error) {
 	e, err := slot.Stat(k.file)
@@ -134,8 +192,7 @@ func (k original) describe(slot *hostdir.Dir, name string) (Original, error) {
 		return Original{}, err
 	}
 	about := Original{
-		Name: name, Number: k.n, Kind: e.Kind, Size: e.Size, SHA256: k.digest, Kept: e.Changed.UTC().Truncate(time.Second),
-		Path: path.Join(storeName, originalsName, name, k.file),
+		Name: name, Number: k.n, Kind: e.Kind, Size: e.Size, SHA256: k.digest, Kept: e.Changed.UTC().Truncate(time.Second), Path: k.path(name),
 	}
 	if e.Kind == hostdir.Symlink {
 		about.Target, err = slot.Readlink(k.file)

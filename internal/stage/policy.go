@@ -46,7 +46,7 @@ const (
 	ByPolicy       Reason = "policy"          // missing, or never
 	IsNewer        Reason = "newer"           // than the bundle's
 	SameVersion    Reason = "same version"    // and other bytes
-	UnknownVersion Reason = "unknown version" // and these are to be kept
+	UnknownVersion Reason = "unknown version" // or one that does not compare, and these are to be kept
 	Raced          Reason = "changed"         // since the policy was asked; the next run asks it anew
 )
 
@@ -58,6 +58,11 @@ func (o Options) policy(name string) Policy {
 		return Replace
 	}
 	return o.Policy
+}
+
+// Asks says whether any plugin's policy is p.
+func (o Options) Asks(p Policy) bool {
+	return o.Policy == p || slices.Contains(slices.Collect(maps.Values(o.PolicyFor)), p)
 }
 
 // unjudgedError says that a policy could not be asked about what stands under a name, since that could not be found out.
@@ -156,10 +161,13 @@ func (r *run) keepsNewer(it *Item, dir *hostdir.Dir, file string) (reason Reason
 	case ours && known:
 		return "", "", nil // of the same version, but an earlier build of ours: the bundle's is the one to have
 	case known && order == 0:
-		return SameVersion, "same version, different build", nil
+		return SameVersion, theirs.Version + " (same version, different build)", nil
 	case !known && r.o.Unknown == KeepUnknown:
 		if strings.HasPrefix(it.Found.Build, "unknown version") {
 			return UnknownVersion, it.Found.Build, nil
+		}
+		if theirs.Version != "" { // no order is known, or it is another module's
+			return UnknownVersion, "version not comparable: " + theirs.Build(), nil
 		}
 		why := "unknown version, " + it.Found.String()
 		if it.unread != nil && it.Found.State != Unreadable { // a link's

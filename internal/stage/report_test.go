@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -59,9 +60,9 @@ func TestText(t *testing.T) {
 	if got := r.Text(); got != head+last {
 		t.Errorf("got\n%s\nwant\n%s", got, head+last)
 	}
-	r.Plugins = append(r.Plugins, Result{Name: "vlan", Action: Kept, Cause: "same version, different build"}, Result{Name: "vrf", Action: Kept, Cause: "policy never, directory"})
+	r.Plugins = append(r.Plugins, Result{Name: "vlan", Action: Kept, Cause: "v1.9.1 (same version, different build)"}, Result{Name: "vrf", Action: Kept, Cause: "policy never, directory"})
 	kept := "failed to install: bridge portmap\nkept: vlan vrf\n" + strings.SplitN(head, "\n", 2)[1] +
-		"vlan: kept: same version, different build\nvrf: kept: policy never, directory\n" + strings.TrimSuffix(last, "\n") + ", 2 kept\n"
+		"vlan: kept: v1.9.1 (same version, different build)\nvrf: kept: policy never, directory\n" + strings.TrimSuffix(last, "\n") + ", 2 kept\n"
 	if got := r.Text(); got != kept {
 		t.Errorf("got\n%s\nwant\n%s", got, kept)
 	}
@@ -372,4 +373,27 @@ func FuzzParseText(f *testing.F) {
 			t.Errorf("%q\nbecame\n%q", first, second)
 		}
 	})
+}
+
+// The report says whose it was that was replaced, and what became of it; a plan says the same beforehand.
+func TestWhoseWasReplaced(t *testing.T) {
+	for name, theirs := range map[string]bool{"ours": false, "theirs": true} {
+		for _, noKeep := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, no keep %t", name, noKeep), func(t *testing.T) {
+				bin := t.TempDir()
+				stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+				if theirs {
+					write(t, filepath.Join(bin, "bridge"), "theirs", 0o755)
+				}
+				o := Options{BinDir: bin, NoKeep: noKeep}
+				for _, dry := range []bool{true, false} {
+					o.DryRun = dry
+					got := result(t, stage(t, packed(t, "v2", ref("bridge", "v2")), o), "bridge")
+					if got.Action != Replaced || got.Own == theirs || got.Dropped != (theirs && noKeep) || (got.Original != "") != (theirs && !noKeep && !dry) {
+						t.Errorf("dry %t: %+v", dry, got)
+					}
+				}
+			})
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -71,11 +72,11 @@ func Restore(ctx context.Context, o RestoreOptions) *Report {
 type UnknownNamesError struct{ Unknown, Known []string }
 
 func (e *UnknownNamesError) Error() string {
-	known := "nor anything else"
+	known := ", nor any other"
 	if len(e.Known) > 0 {
-		known = "but " + strings.Join(e.Known, ", ")
+		known = "; known are " + strings.Join(e.Known, ", ")
 	}
-	return fmt.Sprintf("nothing is staged or kept here under the name %s, %s", strings.Join(e.Unknown, ", "), known)
+	return fmt.Sprintf("no plugin %s is staged or kept here%s", strings.Join(e.Unknown, ", "), known)
 }
 
 // ErrBusy says that another process holds the bin dir's lock.
@@ -291,10 +292,11 @@ func (t *takeback) lookAtTheirs(ctx context.Context, s *store) error {
 	}
 	t.action, t.sha256 = Left, ""
 	marked, err := s.marked(t.name)
+	absent, err2 := s.markedAbsent(t.name)
 	switch {
-	case err != nil:
-		return err
-	case marked && t.older > 0:
+	case err != nil || err2 != nil:
+		return cmp.Or(err, err2)
+	case absent || marked && t.older > 0:
 		t.cause = "is not what staging put there: " + t.found.String()
 	case marked:
 		t.cause = "is not what staging put there, and nothing is kept to put back: " + t.found.String()
@@ -604,7 +606,7 @@ func (r *restore) say() {
 	}
 	if !r.o.DryRun && len(r.o.Only) == 0 && r.store.dir != nil && !gone(r.store.dir) {
 		if strange := r.store.strange(); len(strange) > 0 {
-			r.warn("what chandler did not put there stays: %s", strings.Join(strange, ", "))
+			r.warn("what chandler did not put there stays: %s", someOf(strange))
 		}
 	}
 	if len(older) > 0 {
@@ -780,7 +782,16 @@ func (s *store) publishedAgain(t *takeback) string {
 	return mark(t.name, digest)
 }
 
-// strange lists some of what lies in the folder and is not chandler's.
+// someOf names the first few, and says how many more there are.
+func someOf(names []string) string {
+	const few = 3
+	if more := len(names) - few; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), more)
+	}
+	return strings.Join(names, ", ")
+}
+
+// strange lists what lies in the folder and is not chandler's.
 func (s *store) strange() (found []string) {
 	look := func(d *hostdir.Dir, below string, known func(string) bool) {
 		if d == nil {
@@ -788,7 +799,7 @@ func (s *store) strange() (found []string) {
 		}
 		names, _ := d.Names() // for telling only
 		for _, name := range names {
-			if !known(name) && len(found) < 3 {
+			if !known(name) {
 				found = append(found, path.Join(storeName, below, name))
 			}
 		}
@@ -814,7 +825,7 @@ func (s *store) strange() (found []string) {
 			slot.Close()
 		}
 	}
-	return found[:min(len(found), 3)]
+	return found
 }
 
 // empty says whether neither a mark nor an original is in the folder, and the ledger has nothing of which only it knows.

@@ -125,7 +125,7 @@ func TestRestoreOnly(t *testing.T) {
 	if entries, err := os.ReadDir(bin); err != nil || len(entries) != 1 {
 		t.Errorf("left: %v, %v", entries, err)
 	}
-	if r := Restore(t.Context(), RestoreOptions{BinDir: bin, Only: []string{"ptp"}}); !strings.Contains(r.Text(), "nothing is staged or kept here under the name ptp, nor anything else; nothing was restored") {
+	if r := Restore(t.Context(), RestoreOptions{BinDir: bin, Only: []string{"ptp"}}); !strings.Contains(r.Text(), "no plugin ptp is staged or kept here, nor any other; nothing was restored") {
 		t.Errorf("%s", r.Text())
 	}
 }
@@ -865,6 +865,17 @@ func TestRestoreForeignInTheFolder(t *testing.T) {
 	wantWarnings(t, r, "what chandler did not put there stays: .chandler/originals/bridge/notes")
 	if data, err := os.ReadFile(theirs); err != nil || string(data) != "mine" {
 		t.Errorf("%q, %v", data, err)
+	}
+	// Of many a few are named, and the others counted.
+	for i, more := range []string{"and 1 more", "and 2 more", "and 3 more"} {
+		if i == 0 {
+			for _, name := range []string{"a", "b"} {
+				write(t, filepath.Join(bin, storeName, name), "mine", 0o600)
+			}
+		}
+		write(t, filepath.Join(filepath.Dir(theirs), fmt.Sprint("notes", i)), "mine", 0o600)
+		r = restored(t, RestoreOptions{BinDir: bin})
+		wantWarnings(t, r, "what chandler did not put there stays: .chandler/a, .chandler/b, .chandler/originals/bridge/notes "+more)
 	}
 }
 

@@ -105,7 +105,7 @@ func (e *BinDirError) Unwrap() error { return e.Err }
 
 var (
 	// ErrNotMounted says that a bin dir is the container's own directory and not the host's.
-	ErrNotMounted = errors.New("is not a mount point: nothing staged there would reach the host")
+	ErrNotMounted = errors.New("is not a mount point")
 	// ErrIsBundle says that the bin dir is a part of the bundle, which staging would damage.
 	ErrIsBundle = errors.New("is a part of the bundle")
 	// ErrReplaced says that the open bin dir is no longer the one that the host uses.
@@ -167,8 +167,8 @@ func makeBinDir(path string) error {
 	return errors.Join(made.Close(), dir.Sync())
 }
 
-// refusal is the report's last line for an error that let nothing be staged, without the suffix that says so.
-func refusal(err error) string {
+// refusal is the report's last line for an error that let nothing be done, without the suffix that says so.
+func (t Task) refusal(err error) string {
 	var damage *bundle.DamageError
 	var errno syscall.Errno
 	switch {
@@ -178,6 +178,8 @@ func refusal(err error) string {
 		return "bundle damaged: " + damage.Error()
 	case errors.Is(err, context.Canceled):
 		return "interrupted"
+	case errors.Is(err, ErrNotMounted):
+		return err.Error() + ": nothing " + t.suffix("staged", "restored") + " there would reach the host"
 	}
 	return err.Error()
 }
@@ -205,6 +207,8 @@ type piece struct {
 	published bool   // stands under its name
 	original  string // where what it replaced is kept
 	displaced string // digest of what it replaced, if that was not ours
+	own       bool   // what it replaced was ours
+	dropped   bool   // what it replaced was not ours, and is gone
 	contended *Contention
 	warning   error // staged, but
 }
@@ -249,7 +253,15 @@ func (r *run) do() error {
 		return err
 	}
 	for _, it := range items {
-		r.work = append(r.work, &piece{Item: it})
+		p := &piece{Item: it}
+		if r.o.DryRun && it.Action == Replaced { // else it is found out when it is replaced
+			var unjudged *unjudgedError
+			if _, p.own, err = r.ours(&it, r.dir, it.Plugin.Name); err != nil && !errors.As(err, &unjudged) {
+				return err
+			}
+			p.dropped = r.o.NoKeep && !p.own
+		}
+		r.work = append(r.work, p)
 	}
 	if storeErr != nil {
 		r.failPending(storeErr)
@@ -342,7 +354,7 @@ func (r *run) failPending(err error) {
 
 func (p *piece) result() Result {
 	res := Result{Name: p.Plugin.Name, Found: p.Found, Action: p.Action, SHA256: p.Plugin.SHA256, Contended: p.contended,
-		Reason: p.Reason, Cause: p.Why, Err: p.Err}
+		Own: p.own, Dropped: p.dropped, Reason: p.Reason, Cause: p.Why, Err: p.Err}
 	if p.original != "" {
 		res.Original = fmt.Sprintf("%s/%s/%s/%s", storeName, originalsName, p.Plugin.Name, p.original)
 	}

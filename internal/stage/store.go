@@ -769,8 +769,10 @@ func (s *store) alive(swap string) bool {
 	return errors.Is(run.TryLock(), hostdir.ErrLocked)
 }
 
-// settled is what became of a file that an exchange brought. The zero value says that it was ours.
+// settled is what became of a file that an exchange brought.
 type settled struct {
+	own      bool   // one of ours, and removed
+	dropped  bool   // another's, and removed
 	original string // its name among the originals, if it was kept
 	digest   string // of what was another's
 	doubt    error  // why it may be ours all the same
@@ -804,7 +806,7 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 	}
 	ours, doubt := s.oursIn(swap, name, digest, e)
 	if ours {
-		return settled{}, slot.Remove(swap)
+		return settled{own: true}, slot.Remove(swap)
 	}
 	if doubt = cmp.Or(unread, doubt); doubt != nil && others == keepSure {
 		return settled{}, doubt
@@ -814,7 +816,8 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 		if err := s.unmarkAbsent(name); err != nil {
 			return settled{digest: digest}, err
 		}
-		return settled{digest: digest}, slot.Remove(swap)
+		err := slot.Remove(swap)
+		return settled{digest: digest, dropped: err == nil}, err
 	}
 	// What stood there once is known from now on, and is not nothing: unless it may be ours.
 	if unread == nil || !exact(e) {
@@ -843,7 +846,7 @@ func (s *store) settle(ctx context.Context, slot *hostdir.Dir, name, swap string
 		if doubt == nil || unread != nil {
 			err = pushOut(slot, append(kept, original{n, digest, file}))
 		}
-		return settled{file, digest, doubt}, err
+		return settled{original: file, digest: digest, doubt: doubt}, err
 	}
 }
 

@@ -3,6 +3,7 @@ package chart
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -83,6 +84,48 @@ func TestNotes(t *testing.T) {
 	}
 	if got := notes(t, "platform", ""); !strings.Contains(got, "Talos v1.13.6 and kube-ovn v1.15.10") {
 		t.Errorf("the platform's notes:\n%s", got)
+	}
+}
+
+// What was asked for and comes to nothing is no error, and is said: a policy for a name that is none of the pinned bundle's, which
+// is most often misspelled, and one for unknown versions where no policy asks for versions.
+func TestNotesWarn(t *testing.T) {
+	const unknown = "WARNING: %sstageUnknown=keep: it belongs to the policy newer"
+	p := loadPins(t)
+	for name, prefix := range map[string]string{"multus": "", "platform": "networking."} {
+		said := func(values string) string {
+			if name == "platform" {
+				values = "networking: " + values
+			}
+			return notes(t, name, values)
+		}
+		var staged []string
+		for _, s := range p.Staged {
+			staged = append(staged, s.Name)
+			if got := said("{stagePolicyFor: {" + s.Name + ": never}}"); strings.Contains(got, "WARNING") {
+				t.Errorf("%s: the pinned %s is not known:\n%s", name, s.Name, got)
+			}
+		}
+		names := []string{"brigde", "whereabouts"}
+		for _, l := range p.LeftOut {
+			names = append(names, l.Name)
+		}
+		for _, other := range names {
+			got := said("{stagePolicyFor: {" + other + ": never, bridge: never}}")
+			if want := "WARNING: " + prefix + "stagePolicyFor." + other + ": "; strings.Count(got, "WARNING") != 1 || !strings.Contains(got, want) ||
+				!strings.Contains(got, "It has "+strings.Join(staged, ", ")+".") {
+				t.Errorf("%s: the notes of a policy for %s:\n%s", name, other, got)
+			}
+		}
+		for values, warns := range map[string]bool{
+			"{}": false, "{stageUnknown: keep}": true, "{stageUnknown: replace}": false, "{stageUnknown: keep, stagePolicy: missing}": true,
+			"{stageUnknown: keep, stagePolicy: newer}": false, "{stageUnknown: keep, stagePolicyFor: {vlan: newer}}": false,
+			"{stageUnknown: keep, stagePolicyFor: {vlan: never}}": true,
+		} {
+			if got := said(values); strings.Contains(got, fmt.Sprintf(unknown, prefix)) != warns || strings.Contains(got, "WARNING") != warns {
+				t.Errorf("%s: the notes of %s:\n%s", name, values, got)
+			}
+		}
 	}
 }
 

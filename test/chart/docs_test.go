@@ -282,6 +282,100 @@ func TestGuideHelmCommands(t *testing.T) {
 	}
 }
 
+// Every helm command that is for a release says in which namespace that is, wherever it is written down: Helm finds it nowhere else,
+// and makes a second one elsewhere.
+func TestHelmNamespaces(t *testing.T) {
+	files, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = append(files, "../../README.md", "../../charts/multus/README.md", "../../charts/platform/README.md")
+	command := regexp.MustCompile(`helm (?:install|upgrade|uninstall|rollback|template) [^\n` + "`" + `]+`)
+	n := 0
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range command.FindAllString(strings.ReplaceAll(string(data), "\\\n", " "), -1) {
+			if n++; !strings.Contains(line, " --namespace ") {
+				t.Errorf("%s: %s: in which namespace?", file, line)
+			}
+		}
+	}
+	if n < 15 {
+		t.Errorf("%d commands; does the pattern still match?", n)
+	}
+}
+
+// A chandler command in the pages is given no flag that another command has; and the runbook says of which the last words would be
+// taken for the daemon's.
+func TestGuideCommandFlags(t *testing.T) {
+	of := make(map[string]string)
+	for _, section := range strings.Split(page(t, "reference/chandler.md"), "\n## chandler ")[1:] {
+		name, text, _ := strings.Cut(section, "\n")
+		of[name] = text
+	}
+	has := func(command, flag string) bool { return strings.Contains(of[command], " "+flag+" ") }
+	n := 0
+	for _, name := range pages {
+		for _, m := range regexp.MustCompile(`\bchandler ([a-z]+)( [^\n`+"`"+`]*)`).FindAllStringSubmatch(page(t, name), -1) {
+			for _, flag := range regexp.MustCompile(` (--[a-z-]+)`).FindAllStringSubmatch(m[2], -1) {
+				if n++; of[m[1]] != "" && flag[1] != "--init" && !has(m[1], flag[1]) {
+					t.Errorf("%s: chandler %s has no %s", name, m[1], flag[1])
+				}
+			}
+		}
+	}
+	if n < 10 {
+		t.Errorf("%d flags; does the pattern still match?", n)
+	}
+	var leave []string
+	for _, command := range []string{"stage", "restore", "verify", "inspect", "originals"} {
+		if of[command] == "" {
+			t.Errorf("the reference has no %s", command)
+		}
+		if has(command, "--termination-log") {
+			leave = append(leave, "`"+command+"`")
+		}
+	}
+	if want := strings.Join(leave, " and ") + " are given `--termination-log=` there"; !strings.Contains(page(t, "runbook.md"), want) {
+		t.Errorf("the runbook does not say %q", want)
+	}
+}
+
+// What the pages say of the notes' warning, of staging's and of inspect's words is what these say.
+func TestGuideWarnings(t *testing.T) {
+	runbook := strings.Join(strings.Fields(page(t, "runbook.md")), " ")
+	if got := notes(t, "multus", "{stagePolicyFor: {brigde: never}}"); !strings.Contains(got, "WARNING: stagePolicyFor.") || !strings.Contains(runbook, "`WARNING: stagePolicyFor.`") {
+		t.Errorf("the runbook names another warning than\n%s", got)
+	}
+	for _, quote := range []struct{ dir, format, said string }{
+		{"internal/stage", "a policy is given for %s, which the bundle does not carry", "a policy is given for brigde, which the bundle does not carry"},
+		{"cmd/chandler", `", not semantic"`, "`not semantic`"}, {"cmd/chandler", `"version unknown"`, "`version unknown`"},
+	} {
+		if !strings.Contains(sources(t, quote.dir), quote.format) || !strings.Contains(runbook, quote.said) {
+			t.Errorf("%q is quoted and not written, or the other way", quote.said)
+		}
+	}
+	for _, name := range []string{"guide.md", "runbook.md"} {
+		if !strings.Contains(strings.Join(strings.Fields(page(t, name)), " "), "`v1.9.5 of github.com/myorg/plugins`") {
+			t.Errorf("%s does not say how a fork's version looks", name)
+		}
+	}
+}
+
+// Sentences have one space between them.
+func TestPagesSpaces(t *testing.T) {
+	for _, name := range append(slices.Clone(pages), "guarantees.md", "image.md", "format.md", "image-references.md", "../README.md", "../CHANGELOG.md", "../CONTRIBUTING.md") {
+		for _, m := range regexp.MustCompile(`(?m)^.*[a-z.,;:)`+"`"+`]  +[A-Za-z`+"`"+`].*$`).FindAllString(block.ReplaceAllString(page(t, name), ""), -1) {
+			if !strings.HasPrefix(m, "|") {
+				t.Errorf("%s: two spaces in %q", name, m)
+			}
+		}
+	}
+}
+
 // Names of distributions and what is said of them are the data's.
 func TestGuideDistributions(t *testing.T) {
 	all, err := distribution.Supported()

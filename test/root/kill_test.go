@@ -251,7 +251,7 @@ func TestTerminatedInTheMiddle(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		second.cmd.Process.Signal(syscall.SIGTERM)
 		o := second.wait()
-		if o.code != 0 || o.log != "interrupted; nothing was staged\n" {
+		if o.code != 1 || o.log != "interrupted; nothing was staged\n" {
 			t.Fatalf("exit %d, log %q", o.code, o.log)
 		}
 		g.open()
@@ -270,7 +270,7 @@ func TestTerminatedInTheMiddle(t *testing.T) {
 			p.cmd.Process.Signal(syscall.SIGTERM)
 			o := p.wait()
 			if o.report.Outcome == "refused" {
-				if o.code != 0 || o.log != "interrupted; nothing was staged\n" {
+				if o.code != 1 || o.log != "interrupted; nothing was staged\n" {
 					t.Fatalf("exit %d: %q", o.code, o.log)
 				}
 				clean(t, ring.bundle, dir)

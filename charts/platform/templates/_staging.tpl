@@ -63,3 +63,29 @@ the names of the values begin with, STAGE whether plugins are staged, and BY wha
 {{- end -}}
 {{- $restore -}}
 {{- end -}}
+
+{{- /* chandler.plugins is the names of the plugins that are in the bundle of the chart's own image, as JSON. */ -}}
+{{- define "chandler.plugins" -}}
+{{- list "bandwidth" "bridge" "firewall" "host-device" "host-local" "ipvlan" "macvlan" "portmap" "ptp" "sbr" "static" "tuning" "vlan" "vrf" | toJson -}}
+{{- end -}}
+
+{{- /*
+chandler.remarks, of (list PREFIX POLICY POLICIES UNKNOWN), is what was asked for and comes to nothing, as a list in JSON. PREFIX is
+what the names of the values begin with. None of it stops the render: an image of one's own may carry other plugins, and what is
+asked for may be meant for later.
+*/ -}}
+{{- define "chandler.remarks" -}}
+{{- $prefix := index . 0 -}}
+{{- $policies := index . 2 -}}
+{{- $known := include "chandler.plugins" . | fromJsonArray -}}
+{{- $remarks := list -}}
+{{- range $plugin := keys $policies | sortAlpha -}}
+{{- if not (has $plugin $known) -}}
+{{- $remarks = append $remarks (printf "%sstagePolicyFor.%s: the bundle of this chart's image has no plugin %s, so that nothing comes of it unless your own image has one. It has %s." $prefix $plugin $plugin (join ", " $known)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq (index . 3) "keep") (not (has "newer" (append (values $policies) (index . 1)))) -}}
+{{- $remarks = append $remarks (printf "%[1]sstageUnknown=keep: it belongs to the policy newer, which neither %[1]sstagePolicy nor %[1]sstagePolicyFor asks for, so that nothing comes of it." $prefix) -}}
+{{- end -}}
+{{- toJson $remarks -}}
+{{- end -}}
