@@ -101,6 +101,7 @@ const (
 	hostdirPkg = "internal/hostdir"
 	bundlePkg  = "internal/bundle"
 	stagePkg   = "internal/stage"
+	rigPkg     = "test/rig"
 )
 
 var rules = []rule{
@@ -109,6 +110,7 @@ var rules = []rule{
 	only(bundlePkg, "a bundle is read on nodes too: what is needed only to make one belongs into internal/source", std, x, pluginPkg, hostdirPkg),
 	only(stagePkg, "it runs as root on every node, where there is no network, no API server and no registry: whatever it imports runs "+
 		"there too. Imports go one way: cmd, then stage, then bundle, then plugin and hostdir", std, x, bundlePkg, pluginPkg, hostdirPkg),
+	only(rigPkg, "the rings judge the shipped programs from outside, and two modules of tests build on it", std, x, bundlePkg),
 	{"go-containerregistry is imported only from internal/image and internal/refs",
 		"a registry client is large, and has no business in a program that runs on nodes",
 		func(p source) []string {
@@ -243,7 +245,7 @@ func TestArchitecture(t *testing.T) {
 		t.Error(v)
 	}
 	// Packages that were renamed would leave their rules without anything to look at.
-	for _, path := range []string{pluginPkg, hostdirPkg, bundlePkg, stagePkg, "cmd/chandler", "cmd/chandlerctl"} {
+	for _, path := range []string{pluginPkg, hostdirPkg, bundlePkg, stagePkg, rigPkg, "cmd/chandler", "cmd/chandlerctl"} {
 		if !slices.ContainsFunc(sources, func(p source) bool { return p.path == path }) {
 			t.Errorf("no package %s: the rules about it hold nothing", path)
 		}
@@ -269,6 +271,7 @@ func TestArchitectureRules(t *testing.T) {
 		{"internal/image", `package image; import "github.com/google/go-containerregistry/pkg/v1"`, ""},
 		{"internal/refs", `package refs; import "github.com/google/go-containerregistry/pkg/v1"`, ""},
 		{"internal/source", `package source; import "github.com/google/go-containerregistry/pkg/v1"`, "go-containerregistry"},
+		{"test/rig", `package rig; import "github.com/chandler-cni/chandler/internal/stage"`, "test/rig imports only"},
 		{"cmd/chandler", `package main; import "github.com/google/go-containerregistry/pkg/v1"`, "go-containerregistry"},
 		{"internal/source", `package source; import "github.com/spf13/cobra"`, "nothing below internal"},
 		{"internal/source", `package source; import "github.com/chandler-cni/chandler/internal/cli"`, "nothing below internal"},

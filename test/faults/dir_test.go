@@ -4,14 +4,12 @@ package faults
 
 import (
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
-	"slices"
-	"strings"
 	"syscall"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // thing is what stands under a name, as far as a user of it can tell.
@@ -25,8 +23,6 @@ type thing struct {
 }
 
 var absent = thing{kind: "absent"}
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func look(path string) (thing, error) {
 	info, err := os.Lstat(path)
@@ -44,7 +40,7 @@ func look(path string) (thing, error) {
 		if err != nil {
 			return thing{}, err
 		}
-		t.kind, t.size, t.sum = "file", int64(len(data)), crc32.Checksum(data, castagnoli)
+		t.kind, t.size, t.sum = "file", int64(len(data)), rig.Sum(data)
 	case info.Mode()&fs.ModeSymlink != 0:
 		t.kind, t.mode = "symlink", 0
 		if t.target, err = os.Readlink(path); err != nil {
@@ -147,46 +143,9 @@ func (t *template) make(root string) error {
 	return nil
 }
 
-var originalName = regexp.MustCompile(`^[1-9][0-9]*-([0-9a-f]{64}|unread)$`)
-
-// litter lists what lies in dir and does not belong there once a run has come to its end.
-func litter(dir string, names []string) ([]string, error) {
-	var left []string
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, _ := filepath.Rel(dir, path)
-		parts := strings.Split(rel, "/")
-		switch {
-		case rel == "." || rel == ".chandler" && d.IsDir():
-		case parts[0] != ".chandler":
-			if !slices.Contains(names, parts[0]) {
-				left = append(left, rel)
-			}
-			if d.IsDir() {
-				return fs.SkipDir
-			}
-		case len(parts) == 2 && (parts[1] == "ledger.json" || d.IsDir() && slices.Contains([]string{"tmp", "originals", "staged"}, parts[1])):
-		case parts[1] == "staged" && len(parts) == 3 && d.Type().IsRegular():
-		case parts[1] == "originals" && len(parts) == 3 && d.IsDir():
-		case parts[1] == "originals" && len(parts) == 4 && originalName.MatchString(parts[3]):
-		default:
-			left = append(left, rel)
-		}
-		return nil
-	})
-	return left, err
-}
-
 // kept lists what is kept of a name, under whatever name it is kept.
 func kept(dir, name string) ([]string, error) {
 	return filepath.Glob(filepath.Join(dir, ".chandler/originals", name, "*"))
-}
-
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
 }
 
 func inode(path string) uint64 {

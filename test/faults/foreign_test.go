@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/chandler-cni/chandler/test/faults/tracer"
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // installer is a model of other software that writes the same names: a line of shell that does for each name n what it does.
@@ -243,7 +243,7 @@ func (s *scene) right(d *desk, in installer) []problem {
 		if err != nil || it != s.after[name] {
 			add("%s is %s (%v)", name, it, err)
 		}
-		if !exists(markOf(d.dir, s.bundle, name)) {
+		if !rig.Exists(markOf(d.dir, s.bundle, name)) {
 			add("%s has no mark", name)
 		}
 		// What is ours is kept by nobody.
@@ -255,7 +255,7 @@ func (s *scene) right(d *desk, in installer) []problem {
 			}
 		}
 	}
-	if left, err := litter(d.dir, also); len(left) > 0 || err != nil {
+	if left, err := rig.Litter(d.dir, also); len(left) > 0 || err != nil {
 		add("left over: %v (%v)", left, err)
 	}
 	return problems
@@ -265,12 +265,9 @@ func (s *scene) right(d *desk, in installer) []problem {
 // once it has stopped, and is brought right by one staging; who writes whole files, whoever looks sees whole files only.
 func TestAnotherInstallerWithoutPause(t *testing.T) {
 	for _, kind := range []string{"tmpfs", "ext4"} {
-		at := filepath.Join(t.TempDir(), kind)
-		if err := os.Mkdir(at, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		at := t.TempDir()
 		if kind == "ext4" {
-			ext4(t, at)
+			at, _ = rig.Disk(t, kind, 256<<20)
 		}
 		for i, in := range installers {
 			if in.ours {
@@ -300,15 +297,14 @@ func (in installer) race(t *testing.T, at string) {
 	if err := os.WriteFile(filepath.Join(src, "go"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	ended := startOnThread(t, other)
-	var w *watchers
+	ended := rig.StartOnThread(t, other)
+	var w *rig.Watchers
 	if in.whole {
-		what := watched{Dir: d.dir, Right: make(map[string][]uint32)}
+		w = rig.StartWatchers(t, 1)
 		for _, name := range ring.names {
-			what.Right[name] = []uint32{is[name].sum, s.after[name].sum}
+			w.Right[name] = []uint32{is[name].sum, s.after[name].sum}
 		}
-		w = startWatchers(t, 1)
-		w.over(what)
+		w.Over(d.dir, false)
 	}
 	n := 6
 	if ring.full {
@@ -327,8 +323,8 @@ func (in installer) race(t *testing.T, at string) {
 		}
 	}
 	if w != nil {
-		w.over(watched{})
-		if seen := w.saw(); len(seen.Wrong) > 0 || seen.Looks == 0 {
+		w.Over("", false)
+		if seen := w.Saw(); len(seen.Wrong) > 0 || seen.Looks == 0 {
 			t.Errorf("another process looked %d times and saw: %v", seen.Looks, seen.Wrong)
 		}
 	}
@@ -368,47 +364,4 @@ func (in installer) race(t *testing.T, at string) {
 		t.Errorf("%s", list(problems))
 	}
 	t.Logf("%d stagings, while the other did its work %d times", n, len(count)/2)
-}
-
-// startOnThread starts a command on a thread that does nothing else until it has ended, and returns where that is told. The
-// tracer takes for its own whatever the thread that it is on has started.
-func startOnThread(t testing.TB, cmd *exec.Cmd) chan error {
-	t.Helper()
-	started, ended := make(chan error), make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			ended <- cmd.Wait()
-		}
-	}()
-	if err := <-started; err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cmd.Process.Kill() })
-	return ended
-}
-
-// ext4 mounts a file system of that kind for as long as the test lasts.
-func ext4(t testing.TB, at string) {
-	t.Helper()
-	image := at + ".img"
-	f, err := os.Create(image)
-	if err == nil {
-		err = errors.Join(f.Truncate(256<<20), f.Close())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, args := range [][]string{{"mkfs.ext4", "-q", "-F", image}, {"mount", "-o", "loop", image, at}} {
-		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v: %s", args, err, out)
-		}
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(at, 0); err != nil {
-			t.Errorf("unmount %s: %v", at, err)
-		}
-	})
 }

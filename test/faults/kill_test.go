@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/chandler-cni/chandler/test/faults/tracer"
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // place copies the plugins of a bundle, as another installer would have.
@@ -57,20 +58,21 @@ func lethal() []*scene {
 func TestKilledAnywhere(t *testing.T) {
 	var dead killed
 	ring.reported = append(ring.reported, dead.String)
-	w := startWatchers(t, 4)
+	w := rig.StartWatchers(t, 4)
 	for _, s := range lethal() {
 		t.Run(s.name, func(t *testing.T) {
 			d := newTestDesk(t, ring.chandler)
 			if err := s.prepare(d); err != nil {
 				t.Fatal(err)
 			}
-			what := watched{Dir: d.dir, Right: make(map[string][]uint32), Must: true}
+			must := true // be there
+			w.Right = make(map[string][]uint32)
 			for _, name := range ring.names {
 				for _, it := range []thing{s.before[name], s.after[name]} {
 					if it == absent {
-						what.Must = false
+						must = false
 					} else {
-						what.Right[name] = append(what.Right[name], it.sum)
+						w.Right[name] = append(w.Right[name], it.sum)
 					}
 				}
 			}
@@ -79,7 +81,7 @@ func TestKilledAnywhere(t *testing.T) {
 				if err := s.tree.make(d.dir); err != nil {
 					t.Fatal(err)
 				}
-				w.over(what)
+				w.Over(d.dir, must)
 				said := ""
 				for _, k := range deaths {
 					o, err := k.run(s, d)
@@ -99,8 +101,8 @@ func TestKilledAnywhere(t *testing.T) {
 				if problems := s.healed(s, &try{desk: d, outcome: o}); len(problems) > 0 {
 					t.Errorf("killed at %s\n%s", said, list(problems))
 				}
-				w.over(watched{})
-				seen := w.saw()
+				w.Over("", false)
+				seen := w.Saw()
 				dead.looks.Add(int64(seen.Looks))
 				dead.executed.Add(int64(seen.Runs))
 				if len(seen.Wrong) > 0 {
@@ -190,7 +192,7 @@ func (k death) run(s *scene, d *desk) (syscall.Signal, error) {
 	// Neither is waited for elsewhere, nor by another thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	runs.Add(1)
+	rig.Runs.Add(1)
 	cmd := exec.Command(d.chandler, s.args(d)...)
 	cmd.Env = []string{}
 	if err := cmd.Start(); err != nil {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/chandler-cni/chandler/test/faults/tracer"
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // Mistakes that were found in other installers. Each is shown first in a small model of the installer, under a fault that
@@ -138,7 +139,7 @@ func TestMistakesOfOthers(t *testing.T) {
 			func() error { return os.Rename(path+".tmp", path) },
 			func() error { return os.Chmod(path, 0o755) },
 		} {
-			if err = errors.Join(err, step()); exists(path) && seen == "" {
+			if err = errors.Join(err, step()); rig.Exists(path) && seen == "" {
 				seen = notExecutable(path)
 			}
 		}
@@ -151,12 +152,12 @@ func TestMistakesOfOthers(t *testing.T) {
 		path := filepath.Join(dir, name)
 		err := os.WriteFile(path, []byte("old"), 0o755)
 		err = errors.Join(err, os.Rename(path, path+".old"))
-		gone := !exists(path)
+		gone := !rig.Exists(path)
 		data, readErr := os.ReadFile(source)
 		err = errors.Join(err, readErr, os.WriteFile(path, data, 0o755))
 		shows(t, err == nil && gone, "%v", err)
 		watched(t, func(path string) string {
-			if !exists(path) {
+			if !rig.Exists(path) {
 				return "is gone"
 			}
 			return ""
@@ -296,7 +297,7 @@ func TestMistakesOfOthers(t *testing.T) {
 		shows(t, err == nil && readErr == nil && string(others) != somebodys, "%v, %v", err, readErr)
 		set()
 		o := stageOn(t, d)
-		if slices.ContainsFunc(o.report.Plugins, func(p result) bool { return p.Action != "replaced" }) {
+		if slices.ContainsFunc(o.report.Plugins, func(p rig.Result) bool { return p.Action != "replaced" }) {
 			t.Errorf("%s", o)
 		}
 		if data, err := os.ReadFile(multi); err != nil || string(data) != somebodys {
@@ -318,13 +319,6 @@ func stageOn(t *testing.T, d *desk, more ...string) outcome {
 func smallDesk(t *testing.T, size int64) *desk {
 	t.Helper()
 	d := newTestDesk(t, ring.chandler)
-	if err := unix.Mount("tmpfs", d.dir, "tmpfs", 0, fmt.Sprintf("mode=755,size=%d", size)); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(d.dir, 0); err != nil {
-			t.Errorf("unmount: %v", err)
-		}
-	})
+	rig.Mounted(t, "tmpfs", d.dir, "tmpfs", 0, fmt.Sprintf("mode=755,size=%d", size))
 	return d
 }

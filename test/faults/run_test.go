@@ -10,14 +10,12 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/chandler-cni/chandler/test/faults/tracer"
+	"github.com/chandler-cni/chandler/test/rig"
 )
-
-var runs atomic.Int64
 
 // desk is where one run after the other is made: a directory for plugins, and the files that a run writes its words to. Each
 // goroutine that runs something has its own.
@@ -39,28 +37,9 @@ type outcome struct {
 	hung           bool
 	stdout, stderr string
 	log            string // the termination message; what was there before it, if nothing was written
-	report         report
+	report         rig.Report
 	torn           error // stdout is no JSON
 	calls          []tracer.Call
-}
-
-// report is the JSON result of any command, read as a user's program would.
-type report struct {
-	Outcome   string   `json:"outcome"`
-	Message   string   `json:"message"`
-	Plugins   []result `json:"plugins"`
-	Originals []result `json:"originals"`
-	Warnings  []string `json:"warnings"`
-}
-
-type result struct {
-	Name  string `json:"name"`
-	Found struct {
-		State string `json:"state"`
-	} `json:"found"`
-	Action string `json:"action"`
-	OK     bool   `json:"ok"`
-	Cause  string `json:"cause"`
 }
 
 // unwritten is what is in the termination log before a run.
@@ -70,7 +49,7 @@ const patience = 20 * time.Second
 
 // run runs chandler with the arguments. With decide it is traced.
 func (d *desk) run(decide tracer.Decide, args ...string) (outcome, error) {
-	runs.Add(1)
+	rig.Runs.Add(1)
 	var o outcome
 	stdout, err := os.Create(d.stdout)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/chandler-cni/chandler/test/faults/tracer"
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // scene is a command line and the directory that it finds.
@@ -101,7 +102,7 @@ func foreignLink(d *desk, name string) error {
 	if err := os.MkdirAll(filepath.Dir(somebody()), 0o755); err != nil {
 		return err
 	}
-	if !exists(somebody()) {
+	if !rig.Exists(somebody()) {
 		if err := os.WriteFile(somebody(), []byte(somebodys), 0o755); err != nil {
 			return err
 		}
@@ -128,7 +129,7 @@ func leftovers(d *desk, name string) error {
 	if err != nil {
 		return err
 	}
-	digest, _ := digestOf(filepath.Join(ring.bundle, "bin", name))
+	digest, _ := rig.Digest(filepath.Join(ring.bundle, "bin", name))
 	swap := filepath.Join(slot, "swap-"+digest+"-"+killedRun)
 	return errors.Join(os.MkdirAll(tmp, 0o700), os.MkdirAll(slot, 0o700), os.Chmod(filepath.Dir(slot), 0o700),
 		os.WriteFile(filepath.Join(tmp, name), data[:1000], 0o600), os.WriteFile(swap, data, 0o755), os.Chmod(swap, 0o755))
@@ -143,7 +144,7 @@ func unfiled(d *desk, name, bundle string) error {
 	if err != nil || len(files) != 1 {
 		return fmt.Errorf("%s: kept are %v (%v)", name, files, err)
 	}
-	digest, _ := digestOf(filepath.Join(bundle, "bin", name))
+	digest, _ := rig.Digest(filepath.Join(bundle, "bin", name))
 	return os.Rename(files[0], filepath.Join(filepath.Dir(files[0]), "swap-"+digest+"-"+killedRun))
 }
 
@@ -439,7 +440,7 @@ func (s *scene) names(d *desk) (map[string]thing, []problem) {
 		switch before, after := s.before[name], s.after[name]; {
 		case err != nil:
 			add("whole", "%s: %v", name, err)
-		case it == s.ours[name] && !exists(markOf(d.dir, s.bundle, name)):
+		case it == s.ours[name] && !rig.Exists(markOf(d.dir, s.bundle, name)):
 			add("mark", "%s is in place, and its mark is not: it will pass for somebody's", name)
 		case it == before || it == after:
 		case it == absent:
@@ -453,7 +454,7 @@ func (s *scene) names(d *desk) (map[string]thing, []problem) {
 			continue
 		}
 		if s.dropped && now[name] == s.ours[name] {
-			if exists(away(d.dir, name)) {
+			if rig.Exists(away(d.dir, name)) {
 				add("mark", "%s is said to have been absent, and restoring would take for right that nothing is there", name)
 			}
 			continue
@@ -507,7 +508,7 @@ func setAside(dir, name string) ([]string, error) {
 
 // markOf is the file that says that a bundle's plugin in dir is of chandler's making.
 func markOf(dir, bundle, name string) string {
-	digest, _ := digestOf(filepath.Join(bundle, "bin", name))
+	digest, _ := rig.Digest(filepath.Join(bundle, "bin", name))
 	return filepath.Join(dir, ".chandler/staged", name+"@"+digest)
 }
 
@@ -561,7 +562,7 @@ func carriedOut(s *scene, t *try) []problem {
 				}
 			case s.left[p.Name] != "" && it == after: // what the killed run had in its hands got its name before this one looked
 			case stuck:
-				if !exists(filepath.Join(t.desk.dir, where)) {
+				if !rig.Exists(filepath.Join(t.desk.dir, where)) {
 					add("report", "%s: %s: nothing lies there", p.Name, p.Cause)
 				}
 			case it != before:
@@ -645,7 +646,7 @@ func carriedOut(s *scene, t *try) []problem {
 			add("log", "%q is not in it", text)
 		}
 	}
-	if len(s.kept) == len(ring.names) && exists(filepath.Join(t.desk.dir, ".chandler")) {
+	if len(s.kept) == len(ring.names) && rig.Exists(filepath.Join(t.desk.dir, ".chandler")) {
 		add("whole", "it has made a folder, for nothing")
 	}
 	if o.torn == nil && len(failed) == 0 && unexpected == 0 && o.report.Outcome != "refused" {
@@ -698,13 +699,13 @@ func (s *scene) litter(dir string) ([]string, error) {
 	store := filepath.Join(dir, ".chandler")
 	switch {
 	case s.back && len(s.warns) > 0: // older originals stay, and no mark
-		left, err := litter(dir, ring.names)
+		left, err := rig.Litter(dir, ring.names)
 		marks, globErr := filepath.Glob(filepath.Join(store, "staged/*"))
 		return append(left, marks...), errors.Join(err, globErr)
-	case s.back && exists(store):
+	case s.back && rig.Exists(store):
 		return []string{store}, nil
 	}
-	return litter(dir, ring.names)
+	return rig.Litter(dir, ring.names)
 }
 
 // healed judges the next plain run: everything is right, nothing is left over, and what was somebody's is kept once.
@@ -813,11 +814,11 @@ func purged(s *scene, t *try) []problem {
 		if it, err := look(filepath.Join(t.desk.dir, name)); err != nil || it != s.before[name] {
 			add("whole", "%s was changed to %s (%v)", name, it, err)
 		}
-		if !exists(markOf(t.desk.dir, s.bundle, name)) {
+		if !rig.Exists(markOf(t.desk.dir, s.bundle, name)) {
 			add("mark", "%s has lost its mark", name)
 		}
 		files, err := kept(t.desk.dir, name)
-		said := slices.ContainsFunc(o.report.Originals, func(r result) bool { return r.Name == name })
+		said := slices.ContainsFunc(o.report.Originals, func(r rig.Result) bool { return r.Name == name })
 		if o.torn == nil && said == (len(files) > 0) || err != nil {
 			add("report", "%s: kept are %v, and it is said to be dropped: %v (%v)", name, files, said, err)
 		}
@@ -837,7 +838,7 @@ func purgedAll(s *scene, t *try) []problem {
 	if t.outcome.code != 0 || len(files) > 0 || err != nil {
 		problems = append(problems, problem{"healed", fmt.Sprintf("left are %v (%v); %s", files, err, t.outcome)})
 	}
-	if left, err := litter(t.desk.dir, ring.names); len(left) > 0 || err != nil {
+	if left, err := rig.Litter(t.desk.dir, ring.names); len(left) > 0 || err != nil {
 		problems = append(problems, problem{"healed", fmt.Sprintf("left over: %v (%v)", left, err)})
 	}
 	return problems

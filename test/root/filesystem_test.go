@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // Everything that staging promises holds on the file systems that nodes have: fresh, update, unchanged, back, with what was
@@ -23,85 +25,85 @@ func TestFileSystems(t *testing.T) {
 			if kind == "tmpfs" {
 				at = tmpfs(t, "size=512m")
 			} else {
-				at, _ = disk(t, kind, 512<<20)
+				at, _ = rig.Disk(t, kind, 512<<20)
 			}
 			exerciseFileSystem(t, at, true)
 		})
 	}
 	t.Run("overlayfs", func(t *testing.T) {
 		lower := t.TempDir()
-		bin := mkdir(t, filepath.Join(lower, "bin"))
+		bin := rig.Mkdir(t, filepath.Join(lower, "bin"))
 		five := []string{"bridge", "firewall", "host-local", "portmap", "tuning"}
-		place(t, ring.older, bin, five...)
-		before := tree(t, lower)
-		bytes := make(map[string]identity)
+		rig.Place(t, ring.older, bin, five...)
+		before := rig.Tree(t, lower)
+		bytes := make(map[string]rig.Identity)
 		for _, name := range five {
-			bytes[name] = identify(t, filepath.Join(bin, name))
+			bytes[name] = rig.Identify(t, filepath.Join(bin, name))
 		}
 		upper := t.TempDir()
-		at := mounted(t, "overlay", t.TempDir(), "overlay", 0,
-			fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, mkdir(t, filepath.Join(upper, "upper")), mkdir(t, filepath.Join(upper, "work"))))
+		at := rig.Mounted(t, "overlay", t.TempDir(), "overlay", 0,
+			fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, rig.Mkdir(t, filepath.Join(upper, "upper")), rig.Mkdir(t, filepath.Join(upper, "work"))))
 		dir := filepath.Join(at, "bin")
-		w := startWatchers(t, 1, ring.bundle, ring.older)
-		w.over(dir, false)
-		stage(t, ring.bundle, dir).counts(t, 9, 5, 0, 0)
-		holds(t, ring.bundle, dir)
-		clean(t, ring.bundle, dir)
+		w := rig.StartWatchers(t, 1, ring.bundle, ring.older)
+		w.Over(dir, false)
+		rig.Stage(t, ring.bundle, dir).Counts(t, 9, 5, 0, 0)
+		rig.Holds(t, ring.bundle, dir)
+		rig.Clean(t, ring.bundle, dir)
 		for _, name := range five {
-			kept := originals(t, dir, name)
+			kept := rig.Originals(t, dir, name)
 			if len(kept) != 1 {
 				t.Fatalf("%s: kept %v", name, kept)
 			}
 			// The lower layer's file has been copied up; all but its inode is as it was.
-			id := identify(t, kept[0])
-			id.ino = bytes[name].ino
+			id := rig.Identify(t, kept[0])
+			id.Ino = bytes[name].Ino
 			if id != bytes[name] {
 				t.Fatalf("%s: kept %+v, was %+v", name, id, bytes[name])
 			}
 		}
-		unchanged(t, before, tree(t, lower))
-		was := tree(t, dir)
-		stage(t, ring.bundle, dir).counts(t, 0, 0, 14, 0)
-		unchanged(t, was, tree(t, dir))
-		stage(t, ring.older, dir).counts(t, 0, 14, 0, 0)
-		holds(t, ring.older, dir)
-		clean(t, ring.older, dir)
-		w.end()
+		rig.Unchanged(t, before, rig.Tree(t, lower))
+		was := rig.Tree(t, dir)
+		rig.Stage(t, ring.bundle, dir).Counts(t, 0, 0, 14, 0)
+		rig.Unchanged(t, was, rig.Tree(t, dir))
+		rig.Stage(t, ring.older, dir).Counts(t, 0, 14, 0, 0)
+		rig.Holds(t, ring.older, dir)
+		rig.Clean(t, ring.older, dir)
+		w.End()
 
-		exerciseFileSystem(t, mkdir(t, filepath.Join(at, "other")), false)
-		unchanged(t, before, tree(t, lower))
+		exerciseFileSystem(t, rig.Mkdir(t, filepath.Join(at, "other")), false)
+		rig.Unchanged(t, before, rig.Tree(t, lower))
 	})
 }
 
 func exerciseFileSystem(t *testing.T, at string, inodes bool) {
 	t.Helper()
 	t.Run("fresh", func(t *testing.T) {
-		dir := mkdir(t, filepath.Join(at, "fresh"))
-		stage(t, ring.bundle, dir).counts(t, 14, 0, 0, 0)
-		holds(t, ring.bundle, dir)
-		clean(t, ring.bundle, dir)
-		before := tree(t, dir)
-		stage(t, ring.bundle, dir).counts(t, 0, 0, 14, 0)
-		unchanged(t, before, tree(t, dir))
+		dir := rig.Mkdir(t, filepath.Join(at, "fresh"))
+		rig.Stage(t, ring.bundle, dir).Counts(t, 14, 0, 0, 0)
+		rig.Holds(t, ring.bundle, dir)
+		rig.Clean(t, ring.bundle, dir)
+		before := rig.Tree(t, dir)
+		rig.Stage(t, ring.bundle, dir).Counts(t, 0, 0, 14, 0)
+		rig.Unchanged(t, before, rig.Tree(t, dir))
 		if code, out := verify(t, ring.bundle, dir); code != 0 {
 			t.Fatalf("verify: exit %d\n%s", code, out)
 		}
 		// Our own files are not anybody's originals.
-		stage(t, ring.older, dir).counts(t, 0, 14, 0, 0)
-		holds(t, ring.older, dir)
-		clean(t, ring.older, dir)
-		for _, name := range reference {
-			if kept := originals(t, dir, name); len(kept) > 0 {
+		rig.Stage(t, ring.older, dir).Counts(t, 0, 14, 0, 0)
+		rig.Holds(t, ring.older, dir)
+		rig.Clean(t, ring.older, dir)
+		for _, name := range rig.Reference {
+			if kept := rig.Originals(t, dir, name); len(kept) > 0 {
 				t.Fatalf("%s: kept %v", name, kept)
 			}
 		}
 	})
 	t.Run("update", func(t *testing.T) {
-		dir := mkdir(t, filepath.Join(at, "update"))
-		place(t, ring.older, dir)
+		dir := rig.Mkdir(t, filepath.Join(at, "update"))
+		rig.Place(t, ring.older, dir)
 		old := time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC)
-		before := make(map[string]identity)
-		for i, name := range reference {
+		before := make(map[string]rig.Identity)
+		for i, name := range rig.Reference {
 			path := filepath.Join(dir, name)
 			for _, err := range []error{
 				unix.Setxattr(path, "user.ring", []byte(name), 0),
@@ -113,21 +115,21 @@ func exerciseFileSystem(t *testing.T, at string, inodes bool) {
 					t.Fatal(err)
 				}
 			}
-			before[name] = identify(t, path)
+			before[name] = rig.Identify(t, path)
 		}
-		w := startWatchers(t, 1, ring.bundle)
-		stage(t, ring.bundle, dir).counts(t, 0, 14, 0, 0)
-		w.over(dir, true)
-		holds(t, ring.bundle, dir)
-		clean(t, ring.bundle, dir)
-		for _, name := range reference {
-			kept := originals(t, dir, name)
+		w := rig.StartWatchers(t, 1, ring.bundle)
+		rig.Stage(t, ring.bundle, dir).Counts(t, 0, 14, 0, 0)
+		w.Over(dir, true)
+		rig.Holds(t, ring.bundle, dir)
+		rig.Clean(t, ring.bundle, dir)
+		for _, name := range rig.Reference {
+			kept := rig.Originals(t, dir, name)
 			if len(kept) != 1 {
 				t.Fatalf("%s: kept %v", name, kept)
 			}
-			id := identify(t, kept[0])
+			id := rig.Identify(t, kept[0])
 			if !inodes {
-				id.ino = before[name].ino
+				id.Ino = before[name].Ino
 			}
 			if id != before[name] {
 				t.Fatalf("%s: kept %+v, was %+v", name, id, before[name])
@@ -138,27 +140,27 @@ func exerciseFileSystem(t *testing.T, at string, inodes bool) {
 				t.Fatalf("%s: its attribute is %q (%v)", name, value[:max(n, 0)], err)
 			}
 		}
-		stage(t, ring.bundle, dir).counts(t, 0, 0, 14, 0)
-		w.end()
+		rig.Stage(t, ring.bundle, dir).Counts(t, 0, 0, 14, 0)
+		w.End()
 	})
 	t.Run("at most three originals", func(t *testing.T) {
-		dir := mkdir(t, filepath.Join(at, "three"))
+		dir := rig.Mkdir(t, filepath.Join(at, "three"))
 		for i := range 5 {
-			write(t, filepath.Join(dir, "static"), fmt.Sprintf("#!/bin/sh\n# the foreign file %d\n", i), 0o755)
-			if o := stage(t, ring.few, dir); o.code != 0 || len(o.failed()) > 0 {
-				t.Fatal(o.stderr)
+			rig.Write(t, filepath.Join(dir, "static"), fmt.Sprintf("#!/bin/sh\n# the foreign file %d\n", i), 0o755)
+			if o := rig.Stage(t, ring.few, dir); o.Code != 0 || len(o.Failed()) > 0 {
+				t.Fatal(o.Stderr)
 			}
 		}
-		kept := originals(t, dir, "static")
+		kept := rig.Originals(t, dir, "static")
 		if len(kept) != 3 {
 			t.Fatalf("kept %v", kept)
 		}
 		for i, path := range kept {
-			if !strings.Contains(read(t, path), fmt.Sprintf("file %d", i+2)) {
-				t.Fatalf("%s holds %q", path, read(t, path))
+			if !strings.Contains(rig.Read(t, path), fmt.Sprintf("file %d", i+2)) {
+				t.Fatalf("%s holds %q", path, rig.Read(t, path))
 			}
 		}
-		holds(t, ring.few, dir)
-		clean(t, ring.few, dir)
+		rig.Holds(t, ring.few, dir)
+		rig.Clean(t, ring.few, dir)
 	})
 }

@@ -21,6 +21,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // The tests of this file run the same plugins as executables of their own and as one executable of fourteen names, each in
@@ -107,16 +109,12 @@ func (l lived) diff(other lived) string {
 }
 
 func TestFormsGiveTheSameResults(t *testing.T) {
-	separate, multicall := ring.other, ring.given
-	if ring.given != ring.shared {
-		separate, multicall = ring.given, ring.other
-	}
 	var called, observed int
 	ran := make(map[string]bool) // plugin and command
 	compare := func(t *testing.T, live func(t *testing.T, bin string) lived) {
 		t.Helper()
 		got := make(map[string]lived)
-		for _, form := range []struct{ name, dir string }{{"separate", separate}, {"multicall", multicall}} {
+		for _, form := range []struct{ name, dir string }{{"separate", rig.Separate}, {"multicall", rig.Multicall}} {
 			if !t.Run(form.name, func(t *testing.T) { got[form.name] = live(t, filepath.Join(form.dir, "bin")) }) {
 				t.FailNow()
 			}
@@ -133,7 +131,7 @@ func TestFormsGiveTheSameResults(t *testing.T) {
 
 	t.Run("VERSION", func(t *testing.T) {
 		compare(t, func(t *testing.T, bin string) (l lived) {
-			for _, name := range reference {
+			for _, name := range rig.Reference {
 				for command, stdin := range map[string]string{"VERSION": `{"cniVersion": "1.0.0"}`, "NONE": "{}"} {
 					r := recorder{t: t, names: newNames("")}
 					r.ExecPlugin(context.Background(), filepath.Join(bin, name), []byte(stdin), []string{"CNI_COMMAND=" + command})
@@ -164,7 +162,7 @@ func TestFormsGiveTheSameResults(t *testing.T) {
 			}
 		})
 	}
-	for _, name := range reference {
+	for _, name := range rig.Reference {
 		if !t.Failed() && (!ran[name+" VERSION"] || !ran[name+" ADD"]) {
 			t.Errorf("%s was not compared", name)
 		}
@@ -187,7 +185,7 @@ func (c formCase) live(t *testing.T, bin string) lived {
 	if c.kind != "" && !lacking {
 		within(t, node, "ip", "link", "del", "probe0")
 	}
-	data := filepath.Join(ring.dir, "forms")
+	data := filepath.Join(rig.Dir, "forms")
 	if err := os.Mkdir(data, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -374,7 +372,7 @@ func observe(t testing.TB, n *names, when string, namespaces []string, data stri
 	t.Helper()
 	for _, ns := range namespaces {
 		var out string
-		eventually(t, "the addresses are settled", func() bool {
+		rig.Eventually(t, "the addresses are settled", func() bool {
 			out = within(t, ns, "busybox", "sh", "-c", state)
 			return !strings.Contains(out, `"tentative":true`)
 		})
@@ -402,7 +400,7 @@ func observe(t testing.TB, n *names, when string, namespaces []string, data stri
 		if err != nil || d.IsDir() {
 			return err
 		}
-		files[path] = n.text(read(t, path))
+		files[path] = n.text(rig.Read(t, path))
 		return nil
 	})
 	if err != nil {

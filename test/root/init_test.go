@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // container is the root file system of an init container as the chart makes it, with what the kubelet mounts into it.
@@ -33,19 +35,19 @@ const (
 func newContainer(t *testing.T, lacks int) container {
 	t.Helper()
 	c := container{root: tmpfs(t, "size=16m"), host: filepath.Join(t.TempDir(), "opt/cni/bin"), log: filepath.Join(t.TempDir(), "log")}
-	mkdir(t, c.host)
-	write(t, c.log, strings.Repeat("x", 8192), 0o666)
+	rig.Mkdir(t, c.host)
+	rig.Write(t, c.log, strings.Repeat("x", 8192), 0o666)
 	in := func(path string) string { return filepath.Join(c.root, path) }
 	for _, d := range []string{"dev", "proc", "host/opt/cni/bin"} {
-		mkdir(t, in(d))
+		rig.Mkdir(t, in(d))
 	}
-	file := func(path string) string { write(t, in(path), "", 0o755); return in(path) }
-	bind(t, ring.chandler, file("chandler"), unix.MS_RDONLY)
+	file := func(path string) string { rig.Write(t, in(path), "", 0o755); return in(path) }
+	bind(t, rig.Chandler, file("chandler"), unix.MS_RDONLY)
 	switch {
 	case lacks&emptyBundle != 0:
-		mkdir(t, in("cni-plugins"))
+		rig.Mkdir(t, in("cni-plugins"))
 	case lacks&lacksBundle == 0:
-		bind(t, ring.few, mkdir(t, in("cni-plugins")), unix.MS_RDONLY)
+		bind(t, ring.few, rig.Mkdir(t, in("cni-plugins")), unix.MS_RDONLY)
 	}
 	if lacks&lacksVolume == 0 {
 		var flags uintptr
@@ -63,7 +65,7 @@ func newContainer(t *testing.T, lacks int) container {
 		}
 	}
 	if lacks&lacksProc == 0 {
-		mounted(t, "proc", in("proc"), "proc", 0, "")
+		rig.Mounted(t, "proc", in("proc"), "proc", 0, "")
 	}
 	// As with readOnlyRootFilesystem: true.
 	if err := unix.Mount("", c.root, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
@@ -73,20 +75,20 @@ func newContainer(t *testing.T, lacks int) container {
 }
 
 // run runs chandler in the container, in a mount namespace of its own, with the flags that the chart gives.
-func (c container) run(t *testing.T, args ...string) outcome {
+func (c container) run(t *testing.T, args ...string) rig.Outcome {
 	t.Helper()
-	p := call{program: "/chandler", chroot: c.root, noLog: true, args: append([]string{"--init", "--shown-as", "/opt/cni/bin"}, args...)}.command(t)
-	p.cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNS
-	p.cmd.Env = []string{"PATH=/bin"}
-	if err := p.cmd.Start(); err != nil {
+	p := rig.Call{Program: "/chandler", Chroot: c.root, NoLog: true, Args: append([]string{"--init", "--shown-as", "/opt/cni/bin"}, args...)}.Command(t)
+	p.Cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNS
+	p.Cmd.Env = []string{"PATH=/bin"}
+	if err := p.Cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	o := p.wait()
-	if o.log = read(t, c.log); strings.HasPrefix(o.log, "xxxx") {
-		o.log = ""
+	o := p.Wait()
+	if o.Log = rig.Read(t, c.log); strings.HasPrefix(o.Log, "xxxx") {
+		o.Log = ""
 	}
-	if o.code != 0 || o.signal != 0 {
-		t.Fatalf("with --init: exit %d, signal %v\n%s", o.code, o.signal, o.stderr)
+	if o.Code != 0 || o.Signal != 0 {
+		t.Fatalf("with --init: exit %d, signal %v\n%s", o.Code, o.Signal, o.Stderr)
 	}
 	return o
 }
@@ -96,39 +98,39 @@ func TestInitContainer(t *testing.T) {
 	t.Run("as the chart makes it", func(t *testing.T) {
 		c := newContainer(t, 0)
 		o := c.run(t)
-		o.counts(t, 4, 0, 0, 0)
-		if !strings.Contains(o.log, ") into /opt/cni/bin: 4 new, 0 replaced, 0 unchanged\n") || strings.Count(o.log, "\n") != 1 {
-			t.Fatalf("log %q", o.log)
+		o.Counts(t, 4, 0, 0, 0)
+		if !strings.Contains(o.Log, ") into /opt/cni/bin: 4 new, 0 replaced, 0 unchanged\n") || strings.Count(o.Log, "\n") != 1 {
+			t.Fatalf("log %q", o.Log)
 		}
-		holds(t, ring.few, c.host)
-		clean(t, ring.few, c.host)
-		c.run(t).counts(t, 0, 0, 4, 0)
+		rig.Holds(t, ring.few, c.host)
+		rig.Clean(t, ring.few, c.host)
+		c.run(t).Counts(t, 0, 0, 4, 0)
 	})
 	for name, lacks := range map[string]int{"no proc": lacksProc, "no dev null": lacksNull, "neither": lacksProc | lacksNull} {
 		t.Run(name, func(t *testing.T) {
 			c := newContainer(t, lacks)
-			c.run(t).counts(t, 4, 0, 0, 0)
-			holds(t, ring.few, c.host)
-			clean(t, ring.few, c.host)
+			c.run(t).Counts(t, 4, 0, 0, 0)
+			rig.Holds(t, ring.few, c.host)
+			rig.Clean(t, ring.few, c.host)
 		})
 	}
 	t.Run("no termination log", func(t *testing.T) {
 		c := newContainer(t, lacksLog)
 		o := c.run(t)
-		if o.stderr != "" || len(o.report.Plugins) != 4 || len(o.failed()) > 0 {
-			t.Fatalf("stderr %q", o.stderr)
+		if o.Stderr != "" || len(o.Report.Plugins) != 4 || len(o.Failed()) > 0 {
+			t.Fatalf("stderr %q", o.Stderr)
 		}
-		holds(t, ring.few, c.host)
-		if exists(filepath.Join(c.root, "dev/termination-log")) {
+		rig.Holds(t, ring.few, c.host)
+		if rig.Exists(filepath.Join(c.root, "dev/termination-log")) {
 			t.Fatal("it was made")
 		}
 	})
 	t.Run("no volume", func(t *testing.T) {
 		c := newContainer(t, lacksVolume)
 		o := c.run(t)
-		o.told(t)
-		o.says(t, "bin dir /opt/cni/bin: is not a mount point: nothing staged there would reach the host; nothing was staged\n")
-		o.says(t, "hint: mount the host's directory there")
+		o.Told(t)
+		o.Says(t, "bin dir /opt/cni/bin: is not a mount point: nothing staged there would reach the host; nothing was staged\n")
+		o.Says(t, "hint: mount the host's directory there")
 		if names, _ := os.ReadDir(filepath.Join(c.root, "host/opt/cni/bin")); len(names) > 0 {
 			t.Fatalf("staged into the container: %v", names)
 		}
@@ -136,28 +138,28 @@ func TestInitContainer(t *testing.T) {
 	t.Run("a volume that is read-only", func(t *testing.T) {
 		c := newContainer(t, readOnlyVolume)
 		o := c.run(t)
-		o.counts(t, 0, 0, 0, 4)
-		o.says(t, "hint: /opt/cni/bin is read-only here; in a pod, the volume mount must not be readOnly\n")
+		o.Counts(t, 0, 0, 0, 4)
+		o.Says(t, "hint: /opt/cni/bin is read-only here; in a pod, the volume mount must not be readOnly\n")
 	})
 	t.Run("no bundle", func(t *testing.T) {
 		c := newContainer(t, lacksBundle)
 		o := c.run(t)
-		if o.log != "no bundle at /cni-plugins; skipping staging\n" || o.stderr != o.log || o.report.Outcome != "skipped" {
-			t.Fatalf("log %q, stderr %q", o.log, o.stderr)
+		if o.Log != "no bundle at /cni-plugins; skipping staging\n" || o.Stderr != o.Log || o.Report.Outcome != "skipped" {
+			t.Fatalf("log %q, stderr %q", o.Log, o.Stderr)
 		}
 	})
 	t.Run("an empty bundle", func(t *testing.T) {
 		c := newContainer(t, emptyBundle)
 		o := c.run(t)
-		if o.log != "empty bundle at /cni-plugins; skipping staging\n" || o.stderr != o.log {
-			t.Fatalf("log %q, stderr %q", o.log, o.stderr)
+		if o.Log != "empty bundle at /cni-plugins; skipping staging\n" || o.Stderr != o.Log {
+			t.Fatalf("log %q, stderr %q", o.Log, o.Stderr)
 		}
 	})
 	t.Run("a flag of a newer chart", func(t *testing.T) {
 		c := newContainer(t, 0)
 		o := c.run(t, "--no-such-flag")
-		if o.log == "" || o.log != o.stderr || !strings.Contains(o.log, "wrong usage: unknown flag: --no-such-flag") {
-			t.Fatalf("log %q, stderr %q", o.log, o.stderr)
+		if o.Log == "" || o.Log != o.Stderr || !strings.Contains(o.Log, "wrong usage: unknown flag: --no-such-flag") {
+			t.Fatalf("log %q, stderr %q", o.Log, o.Stderr)
 		}
 		if names, _ := os.ReadDir(c.host); len(names) > 0 {
 			t.Fatalf("there: %v", names)
@@ -166,8 +168,8 @@ func TestInitContainer(t *testing.T) {
 	t.Run("a value that cannot be", func(t *testing.T) {
 		c := newContainer(t, 0)
 		o := c.run(t, "--lock-wait", "-1s")
-		if o.log != o.stderr || !strings.Contains(o.log, "wrong usage: --lock-wait -1s") {
-			t.Fatalf("log %q, stderr %q", o.log, o.stderr)
+		if o.Log != o.Stderr || !strings.Contains(o.Log, "wrong usage: --lock-wait -1s") {
+			t.Fatalf("log %q, stderr %q", o.Log, o.Stderr)
 		}
 	})
 }

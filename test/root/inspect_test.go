@@ -8,12 +8,14 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // Debian's package containernetworking-plugins is built with GOPATH and stripped: its files say which plugin they are, and of
 // which version not.
 func TestInspectDebian(t *testing.T) {
-	out, err := exec.Command(ring.chandler, "inspect", "--output", "json", "/usr/lib/cni").Output()
+	out, err := exec.Command(rig.Chandler, "inspect", "--output", "json", "/usr/lib/cni").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +37,7 @@ func TestInspectDebian(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	}
-	for _, name := range reference {
+	for _, name := range rig.Reference {
 		if !slices.Contains(names, name) {
 			t.Errorf("%s is not among %q", name, names)
 		}

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // Guarantees 1 and 3: whenever staging is killed, each name is the old file or the new one, whole, and other processes that
@@ -32,73 +34,70 @@ func TestKilledAtAnyInstant(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			prepare := func() (string, map[string]identity) {
+			prepare := func() (string, map[string]rig.Identity) {
 				dir := filepath.Join(t.TempDir(), "bin")
-				mkdir(t, dir)
-				before := make(map[string]identity)
+				rig.Mkdir(t, dir)
+				before := make(map[string]rig.Identity)
 				if c.first != "" {
-					place(t, c.first, dir)
-					for _, name := range reference {
-						before[name] = identify(t, filepath.Join(dir, name))
+					rig.Place(t, c.first, dir)
+					for _, name := range rig.Reference {
+						before[name] = rig.Identify(t, filepath.Join(dir, name))
 					}
 				}
 				if c.second != "" {
-					stage(t, c.second, dir).counts(t, 0, 14, 0, 0)
+					rig.Stage(t, c.second, dir).Counts(t, 0, 14, 0, 0)
 				}
 				return dir, before
 			}
-			w := startWatchers(t, 3, ring.bundle, ring.older, ring.shared)
+			w := rig.StartWatchers(t, 3, ring.bundle, ring.older, ring.shared)
 			took := time.Hour
 			for range 2 {
 				dir, _ := prepare()
-				w.over(dir, c.first != "")
+				w.Over(dir, c.first != "")
 				start := time.Now()
-				o := stage(t, c.killed, dir)
+				o := rig.Stage(t, c.killed, dir)
 				took = min(took, time.Since(start))
-				w.over("", false)
-				if o.code != 0 || len(o.failed()) > 0 {
-					t.Fatal(o.stderr)
+				w.Over("", false)
+				if o.Code != 0 || len(o.Failed()) > 0 {
+					t.Fatal(o.Stderr)
 				}
 			}
 			late := 0
 			for i := range c.rounds {
 				dir, before := prepare()
-				w.over(dir, c.first != "")
+				w.Over(dir, c.first != "")
 				// Every second instant is derived from the run's length, the others are random.
 				at := took * time.Duration(i+1) / time.Duration(c.rounds+1)
 				if i%2 == 1 {
 					at = rand.N(took)
 				}
-				p := call{bundle: c.killed, dir: dir}.start(t)
+				p := rig.Call{Bundle: c.killed, Dir: dir}.Start(t)
 				time.Sleep(at)
-				if p.kill().signal != syscall.SIGKILL {
+				if p.Kill().Signal != syscall.SIGKILL {
 					late++
 				}
-				whole(t, dir, c.first == "", c.killed, cmp.Or(c.second, c.first, c.killed))
+				rig.Whole(t, dir, c.first == "", c.killed, cmp.Or(c.second, c.first, c.killed))
 				if i%3 == 2 { // killed again on what the first has left
-					p := call{bundle: c.killed, dir: dir}.start(t)
+					p := rig.Call{Bundle: c.killed, Dir: dir}.Start(t)
 					time.Sleep(rand.N(took))
-					p.kill()
-					whole(t, dir, c.first == "", c.killed, cmp.Or(c.second, c.first, c.killed))
+					p.Kill()
+					rig.Whole(t, dir, c.first == "", c.killed, cmp.Or(c.second, c.first, c.killed))
 				}
-				o := stage(t, c.killed, dir)
-				w.check()
-				w.over("", false)
-				if o.code != 0 || len(o.failed()) > 0 || len(o.report.Warnings) > 0 {
-					t.Fatalf("the run after a kill at %s of %s: exit %d\n%s", at, took, o.code, o.stderr)
+				o := rig.Stage(t, c.killed, dir)
+				w.Check()
+				w.Over("", false)
+				if o.Code != 0 || len(o.Failed()) > 0 || len(o.Report.Warnings) > 0 {
+					t.Fatalf("the run after a kill at %s of %s: exit %d\n%s", at, took, o.Code, o.Stderr)
 				}
-				holds(t, c.killed, dir)
-				clean(t, c.killed, dir)
-				stage(t, c.killed, dir).counts(t, 0, 0, 14, 0)
+				rig.Holds(t, c.killed, dir)
+				rig.Clean(t, c.killed, dir)
+				rig.Stage(t, c.killed, dir).Counts(t, 0, 0, 14, 0)
 				for name, was := range before {
-					kept := originals(t, dir, name)
-					if len(kept) != 1 || identify(t, kept[0]) != was {
-						t.Fatalf("%s: kept %v, want the very file that was there alone", name, kept)
-					}
+					rig.Kept(t, dir, name, was)
 				}
 				os.RemoveAll(filepath.Dir(dir))
 			}
-			w.end()
+			w.End()
 			t.Logf("a run takes %s; %d of %d kills came too late", took.Round(time.Millisecond), late, c.rounds)
 			if late > c.rounds/2 {
 				t.Fatalf("%d of %d kills came after the run's end", late, c.rounds)
@@ -112,21 +111,21 @@ func TestKilledAtAnyInstant(t *testing.T) {
 func TestLeftoversOfAKilledRun(t *testing.T) {
 	dir := t.TempDir()
 	g := newGate(t, ring.few)
-	p := call{bundle: g.bundle, dir: dir}.start(t)
+	p := rig.Call{Bundle: g.bundle, Dir: dir}.Start(t)
 	g.reached(t)
-	if o := p.kill(); o.signal != syscall.SIGKILL {
-		t.Fatalf("it ended before it could be killed: %s", o.stderr)
+	if o := p.Kill(); o.Signal != syscall.SIGKILL {
+		t.Fatalf("it ended before it could be killed: %s", o.Stderr)
 	}
 	left, _ := filepath.Glob(filepath.Join(dir, ".chandler/tmp/*/*"))
 	if len(left) < len(fewNames) {
 		t.Fatalf("a run killed before it published left %v; the test proves nothing", left)
 	}
 	for _, name := range fewNames {
-		if exists(filepath.Join(dir, name)) {
+		if rig.Exists(filepath.Join(dir, name)) {
 			t.Fatalf("%s was published before everything was checked", name)
 		}
 	}
-	eventually(t, "the killed run's probe ends with it", func() bool {
+	rig.Eventually(t, "the killed run's probe ends with it", func() bool {
 		procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 		for _, f := range procs {
 			if cmdline, _ := os.ReadFile(f); strings.Contains(string(cmdline), gateName) {
@@ -137,29 +136,29 @@ func TestLeftoversOfAKilledRun(t *testing.T) {
 	})
 	run := filepath.Dir(left[0])
 	// And what nobody would expect there.
-	mkdir(t, filepath.Join(run, "nested/deep"))
-	write(t, filepath.Join(run, "nested/deep/file"), "x", 0o000)
-	write(t, filepath.Join(dir, ".chandler/tmp/bridge"), "torn", 0o755)
+	rig.Mkdir(t, filepath.Join(run, "nested/deep"))
+	rig.Write(t, filepath.Join(run, "nested/deep/file"), "x", 0o000)
+	rig.Write(t, filepath.Join(dir, ".chandler/tmp/bridge"), "torn", 0o755)
 	if err := os.Symlink("/", filepath.Join(run, "link")); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Mkfifo(filepath.Join(dir, ".chandler/tmp/fifo"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	stage(t, ring.few, dir).counts(t, 4, 0, 0, 0)
-	holds(t, ring.few, dir)
-	clean(t, ring.few, dir)
+	rig.Stage(t, ring.few, dir).Counts(t, 4, 0, 0, 0)
+	rig.Holds(t, ring.few, dir)
+	rig.Clean(t, ring.few, dir)
 
 	t.Run("that cannot be removed", func(t *testing.T) {
 		dir := t.TempDir()
-		stuck := filepath.Join(mkdir(t, filepath.Join(dir, ".chandler/tmp/gone")), "static")
-		write(t, stuck, "torn", 0o755)
+		stuck := filepath.Join(rig.Mkdir(t, filepath.Join(dir, ".chandler/tmp/gone")), "static")
+		rig.Write(t, stuck, "torn", 0o755)
 		immutable(t, stuck)
-		o := stage(t, ring.few, dir)
-		o.counts(t, 4, 0, 0, 0)
-		o.says(t, "warning: leftovers of an earlier run stay: remove: operation not permitted")
-		holds(t, ring.few, dir)
-		if read(t, stuck) != "torn" {
+		o := rig.Stage(t, ring.few, dir)
+		o.Counts(t, 4, 0, 0, 0)
+		o.Says(t, "warning: leftovers of an earlier run stay: remove: operation not permitted")
+		rig.Holds(t, ring.few, dir)
+		if rig.Read(t, stuck) != "torn" {
 			t.Fatal("what could not be removed was written to")
 		}
 	})
@@ -168,28 +167,28 @@ func TestLeftoversOfAKilledRun(t *testing.T) {
 // immutable sets the attribute that chattr +i sets, for as long as the test lasts.
 func immutable(t testing.TB, path string) {
 	t.Helper()
-	sh(t, "chattr", "+i", path)
-	t.Cleanup(func() { sh(t, "chattr", "-i", path) })
+	rig.Sh(t, "chattr", "+i", path)
+	t.Cleanup(func() { rig.Sh(t, "chattr", "-i", path) })
 }
 
 // SIGTERM ends a run between two steps: what was done is reported, what was not is said to be interrupted, nothing is left
 // over, the exit code is 0 (1 with --strict), and the next run completes.
 func TestTerminatedInTheMiddle(t *testing.T) {
-	tell := func(t *testing.T, dir string, o outcome, code, published int) {
+	tell := func(t *testing.T, dir string, o rig.Outcome, code, published int) {
 		t.Helper()
-		if o.signal != 0 || o.code != code {
-			t.Fatalf("exit %d, signal %v, want exit %d\n%s", o.code, o.signal, code, o.stderr)
+		if o.Signal != 0 || o.Code != code {
+			t.Fatalf("exit %d, signal %v, want exit %d\n%s", o.Code, o.Signal, code, o.Stderr)
 		}
-		o.told(t)
+		o.Told(t)
 		placed := 0
-		for _, p := range o.report.Plugins {
+		for _, p := range o.Report.Plugins {
 			switch p.Action {
 			case "new":
 				placed++
-				holds(t, ring.bundle, dir, p.Name)
+				rig.Holds(t, ring.bundle, dir, p.Name)
 			case "failed":
-				if p.Cause != "interrupted" || exists(filepath.Join(dir, p.Name)) {
-					t.Fatalf("%s: %q, there: %v", p.Name, p.Cause, exists(filepath.Join(dir, p.Name)))
+				if p.Cause != "interrupted" || rig.Exists(filepath.Join(dir, p.Name)) {
+					t.Fatalf("%s: %q, there: %v", p.Name, p.Cause, rig.Exists(filepath.Join(dir, p.Name)))
 				}
 			default:
 				t.Fatalf("%s: %s", p.Name, p.Action)
@@ -198,15 +197,15 @@ func TestTerminatedInTheMiddle(t *testing.T) {
 		if published >= 0 && placed != published {
 			t.Fatalf("%d were published, want %d", placed, published)
 		}
-		clean(t, ring.bundle, dir)
+		rig.Clean(t, ring.bundle, dir)
 	}
 	heal := func(t *testing.T, dir string) {
 		t.Helper()
-		if o := stage(t, ring.bundle, dir); o.code != 0 || len(o.failed()) > 0 {
-			t.Fatal(o.stderr)
+		if o := rig.Stage(t, ring.bundle, dir); o.Code != 0 || len(o.Failed()) > 0 {
+			t.Fatal(o.Stderr)
 		}
-		holds(t, ring.bundle, dir)
-		clean(t, ring.bundle, dir)
+		rig.Holds(t, ring.bundle, dir)
+		rig.Clean(t, ring.bundle, dir)
 	}
 	for _, strict := range []bool{false, true} {
 		var args []string
@@ -217,25 +216,25 @@ func TestTerminatedInTheMiddle(t *testing.T) {
 		t.Run(fmt.Sprintf("while it probes, strict %v", strict), func(t *testing.T) {
 			dir := t.TempDir()
 			g := newGate(t, ring.bundle)
-			p := call{bundle: g.bundle, dir: dir, args: args}.start(t)
+			p := rig.Call{Bundle: g.bundle, Dir: dir, Args: args}.Start(t)
 			g.reached(t)
-			p.cmd.Process.Signal(syscall.SIGTERM)
-			tell(t, dir, p.wait(), code, 0)
+			p.Cmd.Process.Signal(syscall.SIGTERM)
+			tell(t, dir, p.Wait(), code, 0)
 			heal(t, dir)
 		})
 		t.Run(fmt.Sprintf("while it publishes, strict %v", strict), func(t *testing.T) {
 			dir := t.TempDir()
 			// strace makes each rename take its time, and is no part of what is signalled.
-			p := call{bundle: ring.bundle, dir: dir, args: args,
-				wrap: []string{"strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat2", "-e", "inject=renameat2:delay_exit=30ms"}}.start(t)
-			eventually(t, "three are in place", func() bool {
+			p := rig.Call{Bundle: ring.bundle, Dir: dir, Args: args,
+				Wrap: []string{"strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat2", "-e", "inject=renameat2:delay_exit=30ms"}}.Start(t)
+			rig.Eventually(t, "three are in place", func() bool {
 				names, _ := os.ReadDir(dir)
 				return len(names) >= 4 // with the folder
 			})
-			syscall.Kill(childOf(t, p.cmd.Process.Pid), syscall.SIGTERM)
-			o := p.wait()
+			syscall.Kill(childOf(t, p.Cmd.Process.Pid), syscall.SIGTERM)
+			o := p.Wait()
 			tell(t, dir, o, code, -1)
-			if n := len(o.failed()); n == 0 || n == 14 {
+			if n := len(o.Failed()); n == 0 || n == 14 {
 				t.Fatalf("%d of 14 were interrupted; the signal did not come in the middle", n)
 			}
 			heal(t, dir)
@@ -244,36 +243,36 @@ func TestTerminatedInTheMiddle(t *testing.T) {
 	t.Run("while it waits for the lock", func(t *testing.T) {
 		dir := t.TempDir()
 		g := newGate(t, ring.few)
-		first := call{bundle: g.bundle, dir: dir}.start(t)
+		first := rig.Call{Bundle: g.bundle, Dir: dir}.Start(t)
 		g.reached(t)
-		second := call{bundle: ring.bundle, dir: dir}.start(t)
-		eventually(t, "it has begun", func() bool { return began(second, dir) })
+		second := rig.Call{Bundle: ring.bundle, Dir: dir}.Start(t)
+		rig.Eventually(t, "it has begun", func() bool { return began(second, dir) })
 		time.Sleep(100 * time.Millisecond)
-		second.cmd.Process.Signal(syscall.SIGTERM)
-		o := second.wait()
-		if o.code != 1 || o.log != "interrupted; nothing was staged\n" {
-			t.Fatalf("exit %d, log %q", o.code, o.log)
+		second.Cmd.Process.Signal(syscall.SIGTERM)
+		o := second.Wait()
+		if o.Code != 1 || o.Log != "interrupted; nothing was staged\n" {
+			t.Fatalf("exit %d, log %q", o.Code, o.Log)
 		}
 		g.open()
-		first.wait().counts(t, 5, 0, 0, 0)
+		first.Wait().Counts(t, 5, 0, 0, 0)
 	})
 	t.Run("at random instants", func(t *testing.T) {
 		start := time.Now()
-		stage(t, ring.bundle, t.TempDir()).counts(t, 14, 0, 0, 0)
+		rig.Stage(t, ring.bundle, t.TempDir()).Counts(t, 14, 0, 0, 0)
 		took := time.Since(start)
 		for range 8 {
 			dir := t.TempDir()
-			p := call{bundle: ring.bundle, dir: dir}.start(t)
+			p := rig.Call{Bundle: ring.bundle, Dir: dir}.Start(t)
 			// Before the program has its handlers, the signal ends it like any other.
-			eventually(t, "it has begun", func() bool { return began(p, dir) })
+			rig.Eventually(t, "it has begun", func() bool { return began(p, dir) })
 			time.Sleep(rand.N(took))
-			p.cmd.Process.Signal(syscall.SIGTERM)
-			o := p.wait()
-			if o.report.Outcome == "refused" {
-				if o.code != 1 || o.log != "interrupted; nothing was staged\n" {
-					t.Fatalf("exit %d: %q", o.code, o.log)
+			p.Cmd.Process.Signal(syscall.SIGTERM)
+			o := p.Wait()
+			if o.Report.Outcome == "refused" {
+				if o.Code != 1 || o.Log != "interrupted; nothing was staged\n" {
+					t.Fatalf("exit %d: %q", o.Code, o.Log)
 				}
-				clean(t, ring.bundle, dir)
+				rig.Clean(t, ring.bundle, dir)
 			} else {
 				tell(t, dir, o, 0, -1)
 			}
@@ -283,20 +282,20 @@ func TestTerminatedInTheMiddle(t *testing.T) {
 }
 
 // began says whether a run has the directory open, or has ended already.
-func began(p *process, dir string) bool {
-	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
+func began(p *rig.Process, dir string) bool {
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.Cmd.Process.Pid))
 	for _, fd := range fds {
 		if target, _ := os.Readlink(fd); target == dir {
 			return true
 		}
 	}
-	return len(fds) == 0 && exists(filepath.Join(dir, reference[0]))
+	return len(fds) == 0 && rig.Exists(filepath.Join(dir, rig.Reference[0]))
 }
 
 // childOf returns the process that strace runs.
 func childOf(t testing.TB, pid int) int {
 	t.Helper()
-	text := read(t, fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	text := rig.Read(t, fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 	var child int
 	if _, err := fmt.Sscan(text, &child); err != nil {
 		t.Fatalf("children of %d: %q: %v", pid, text, err)

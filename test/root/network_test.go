@@ -22,6 +22,8 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // The tests of this file attach networks through the staged files with the library that runtimes use. The node is the ring's
@@ -128,8 +130,8 @@ func (n network) leased() []string {
 // namespace makes a network namespace for as long as the test lasts.
 func namespace(t testing.TB, name string) string {
 	t.Helper()
-	sh(t, "ip", "netns", "add", name)
-	t.Cleanup(func() { sh(t, "ip", "netns", "del", name) })
+	rig.Sh(t, "ip", "netns", "add", name)
+	t.Cleanup(func() { rig.Sh(t, "ip", "netns", "del", name) })
 	within(t, name, "ip", "link", "set", "lo", "up")
 	return name
 }
@@ -137,19 +139,19 @@ func namespace(t testing.TB, name string) string {
 // within runs a command in a network namespace, and in no other mount namespace than this.
 func within(t testing.TB, ns string, args ...string) string {
 	t.Helper()
-	return sh(t, "nsenter", append([]string{"--net=/run/netns/" + ns, "--"}, args...)...)
+	return rig.Sh(t, "nsenter", append([]string{"--net=/run/netns/" + ns, "--"}, args...)...)
 }
 
 // pair makes two linked interfaces, the one here up and the other in the namespace ns with an address.
 func pair(t testing.TB, here, there, ns, address string) {
 	t.Helper()
-	sh(t, "ip", "link", "add", here, "type", "veth", "peer", "name", there, "netns", ns)
+	rig.Sh(t, "ip", "link", "add", here, "type", "veth", "peer", "name", there, "netns", ns)
 	t.Cleanup(func() {
-		if exists("/sys/class/net/" + here) {
-			sh(t, "ip", "link", "del", here)
+		if rig.Exists("/sys/class/net/" + here) {
+			rig.Sh(t, "ip", "link", "del", here)
 		}
 	})
-	sh(t, "ip", "link", "set", here, "up")
+	rig.Sh(t, "ip", "link", "set", here, "up")
 	within(t, ns, "ip", "address", "add", address, "dev", there)
 	within(t, ns, "ip", "link", "set", there, "up")
 }
@@ -237,8 +239,8 @@ func links(t testing.TB) []string {
 // bridgeGone removes a bridge, which the plugin leaves for the next container.
 func bridgeGone(t testing.TB, name string) {
 	t.Cleanup(func() {
-		if exists("/sys/class/net/" + name) {
-			sh(t, "ip", "link", "del", name)
+		if rig.Exists("/sys/class/net/" + name) {
+			rig.Sh(t, "ip", "link", "del", name)
 		}
 	})
 }
@@ -246,7 +248,7 @@ func bridgeGone(t testing.TB, name string) {
 func staged(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	stage(t, ring.given, dir).counts(t, 14, 0, 0, 0)
+	rig.Stage(t, rig.Bundle, dir).Counts(t, 14, 0, 0, 0)
 	return dir
 }
 
@@ -269,7 +271,7 @@ func TestAttachBridgeAndHostLocal(t *testing.T) {
 	ping(t, "one", "10.61.0.1")
 	n.check(one)
 	n.check(two)
-	if rules := sh(t, "iptables", "-t", "nat", "-S"); !strings.Contains(rules, a.IP.String()) {
+	if rules := rig.Sh(t, "iptables", "-t", "nat", "-S"); !strings.Contains(rules, a.IP.String()) {
 		t.Fatalf("no masquerading of %s:\n%s", a.IP, rules)
 	}
 	// CHECK sees what is no longer as ADD left it.
@@ -284,7 +286,7 @@ func TestAttachBridgeAndHostLocal(t *testing.T) {
 	if leases := n.leased(); len(leases) > 0 {
 		t.Fatalf("left: leases %v", leases)
 	}
-	if left := without(links(t), append(before, "ringbr0")); len(left) > 0 {
+	if left := rig.Without(links(t), append(before, "ringbr0")); len(left) > 0 {
 		t.Fatalf("left: links %v", left)
 	}
 	for _, ns := range []string{"one", "two"} {
@@ -292,7 +294,7 @@ func TestAttachBridgeAndHostLocal(t *testing.T) {
 			t.Fatalf("left in %s: %s", ns, out)
 		}
 	}
-	if rules := sh(t, "iptables-save"); strings.Contains(rules, "10.61.0") || strings.Contains(rules, "bridged") {
+	if rules := rig.Sh(t, "iptables-save"); strings.Contains(rules, "10.61.0") || strings.Contains(rules, "bridged") {
 		t.Fatalf("left: rules\n%s", rules)
 	}
 }
@@ -303,19 +305,19 @@ func TestAttachPtp(t *testing.T) {
 	rt := n.runtime("three", namespace(t, "three"))
 	a := n.add(rt)
 	ping(t, "three", "10.61.0.1")
-	sh(t, "busybox", "ping", "-c", "1", "-W", "5", a.IP.String())
+	rig.Sh(t, "busybox", "ping", "-c", "1", "-W", "5", a.IP.String())
 	if out := within(t, "three", "ip", "link", "show", "eth0"); !strings.Contains(out, "mtu 1300") {
 		t.Fatal(out)
 	}
 	n.check(rt)
 	n.del(rt)
-	if left := without(links(t), before); len(left) > 0 || len(n.leased()) > 0 {
+	if left := rig.Without(links(t), before); len(left) > 0 || len(n.leased()) > 0 {
 		t.Fatalf("left: links %v, leases %v", left, n.leased())
 	}
-	if routes := sh(t, "ip", "route"); strings.Contains(routes, a.IP.String()) {
+	if routes := rig.Sh(t, "ip", "route"); strings.Contains(routes, a.IP.String()) {
 		t.Fatalf("left: routes\n%s", routes)
 	}
-	if rules := sh(t, "iptables-save"); strings.Contains(rules, "10.61.0") {
+	if rules := rig.Sh(t, "iptables-save"); strings.Contains(rules, "10.61.0") {
 		t.Fatalf("left: rules\n%s", rules)
 	}
 }
@@ -375,14 +377,14 @@ func TestAttachChain(t *testing.T) {
 	bridgeGone(t, "ringbr1")
 	outside := namespace(t, "outside")
 	pair(t, "ringout0", "peer0", outside, "198.51.100.2/24")
-	sh(t, "ip", "address", "add", "198.51.100.1/24", "dev", "ringout0")
+	rig.Sh(t, "ip", "address", "add", "198.51.100.1/24", "dev", "ringout0")
 	within(t, outside, "ip", "route", "add", "10.61.0.0/24", "via", "198.51.100.1")
 	// The node forwards nothing by itself but what portmap has redirected.
-	sh(t, "iptables", "-P", "FORWARD", "DROP")
-	sh(t, "iptables", "-A", "FORWARD", "-m", "conntrack", "--ctstate", "DNAT", "-j", "ACCEPT")
+	rig.Sh(t, "iptables", "-P", "FORWARD", "DROP")
+	rig.Sh(t, "iptables", "-A", "FORWARD", "-m", "conntrack", "--ctstate", "DNAT", "-j", "ACCEPT")
 	t.Cleanup(func() {
-		sh(t, "iptables", "-P", "FORWARD", "ACCEPT")
-		sh(t, "iptables", "-F", "FORWARD")
+		rig.Sh(t, "iptables", "-P", "FORWARD", "ACCEPT")
+		rig.Sh(t, "iptables", "-F", "FORWARD")
 	})
 	six := namespace(t, "six")
 	rt := n.runtime("chain-six", six, map[string]any{"hostPort": port, "containerPort": 80, "protocol": "tcp"})
@@ -398,7 +400,7 @@ func TestAttachChain(t *testing.T) {
 		t.Errorf("eth0: %s", out)
 	}
 	// bandwidth
-	qdiscs := sh(t, "tc", "qdisc", "show")
+	qdiscs := rig.Sh(t, "tc", "qdisc", "show")
 	for _, rate := range []string{"rate 80Mbit", "rate 40Mbit", "ingress"} {
 		if !strings.Contains(qdiscs, rate) {
 			t.Errorf("no %s:\n%s", rate, qdiscs)
@@ -407,7 +409,7 @@ func TestAttachChain(t *testing.T) {
 	// portmap: from outside the node, by the node's address and port
 	serve(t, six, a.IP.String()+":80", "from the container")
 	if word, err := hear(t, outside, fmt.Sprintf("198.51.100.1:%d", port), 5*time.Second); err != nil || word != "from the container" {
-		t.Errorf("through the port: %q, %v\n%s", word, err, sh(t, "iptables-save"))
+		t.Errorf("through the port: %q, %v\n%s", word, err, rig.Sh(t, "iptables-save"))
 	}
 	// firewall: from the container outward, which the node would not forward
 	serve(t, outside, "198.51.100.2:81", "from outside")
@@ -421,9 +423,9 @@ func TestAttachChain(t *testing.T) {
 	}
 	bare.del(unguarded)
 	if word, err := hear(t, six, "198.51.100.2:81", 5*time.Second); err != nil || word != "from outside" {
-		t.Errorf("out of the container: %q, %v\n%s", word, err, sh(t, "iptables-save"))
+		t.Errorf("out of the container: %q, %v\n%s", word, err, rig.Sh(t, "iptables-save"))
 	}
-	if rules := sh(t, "iptables", "-S", "CNI-FORWARD"); !strings.Contains(rules, "-s "+a.IP.String()+"/32 -j ACCEPT") {
+	if rules := rig.Sh(t, "iptables", "-S", "CNI-FORWARD"); !strings.Contains(rules, "-s "+a.IP.String()+"/32 -j ACCEPT") {
 		t.Errorf("the firewall's chain:\n%s", rules)
 	}
 
@@ -431,10 +433,10 @@ func TestAttachChain(t *testing.T) {
 	if leases := n.leased(); len(leases) > 0 {
 		t.Errorf("left: leases %v", leases)
 	}
-	if left := without(links(t), append(before, "ringbr1", "ringout0")); len(left) > 0 {
+	if left := rig.Without(links(t), append(before, "ringbr1", "ringout0")); len(left) > 0 {
 		t.Errorf("left: links %v", left)
 	}
-	for line := range strings.Lines(sh(t, "iptables-save")) {
+	for line := range strings.Lines(rig.Sh(t, "iptables-save")) {
 		for _, trace := range []string{a.IP.String(), "chain-six", fmt.Sprint(port)} {
 			if strings.Contains(line, trace) {
 				t.Errorf("left: rule %s", line)
@@ -459,7 +461,7 @@ func TestAttachSbr(t *testing.T) {
 	if out := within(t, ns, "ip", "route", "show", "table", "100"); !strings.Contains(out, "default via 10.61.0.1") {
 		t.Errorf("table 100 of the container:\n%s", out)
 	}
-	sh(t, "busybox", "ping", "-c", "1", "-W", "5", a.IP.String())
+	rig.Sh(t, "busybox", "ping", "-c", "1", "-W", "5", a.IP.String())
 	n.del(rt)
 	if out := within(t, ns, "ip", "rule"); strings.Contains(out, "lookup 100") || len(n.leased()) > 0 {
 		t.Errorf("left: rules of the container:\n%s\nleases %v", out, n.leased())
@@ -499,7 +501,7 @@ func TestAttachWhileStaging(t *testing.T) {
 		}
 	}()
 	for i := range 10 {
-		stage(t, []string{ring.older, ring.given}[i%2], dir).counts(t, 0, 14, 0, 0)
+		rig.Stage(t, []string{ring.older, rig.Bundle}[i%2], dir).Counts(t, 0, 14, 0, 0)
 	}
 	close(stop)
 	if err := <-ended; err != nil {
@@ -508,8 +510,8 @@ func TestAttachWhileStaging(t *testing.T) {
 	if rounds < 3 || len(n.leased()) > 0 {
 		t.Fatalf("%d rounds, leases %v", rounds, n.leased())
 	}
-	holds(t, ring.given, dir)
-	clean(t, ring.given, dir)
+	rig.Holds(t, rig.Bundle, dir)
+	rig.Clean(t, rig.Bundle, dir)
 	t.Logf("attached, checked and taken down %d times during 10 stagings", rounds)
 }
 
@@ -517,7 +519,7 @@ func TestAttachWhileStaging(t *testing.T) {
 func TestStagedPluginsAnswer(t *testing.T) {
 	dir := staged(t)
 	cni := libcni.NewCNIConfigWithCacheDir([]string{dir}, t.TempDir(), nil)
-	for _, name := range reference {
+	for _, name := range rig.Reference {
 		info, err := cni.GetVersionInfo(context.Background(), name)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)

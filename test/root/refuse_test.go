@@ -19,17 +19,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/chandler-cni/chandler/internal/bundle"
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // A mount that cannot be written to: each plugin is named, nothing is changed, the hint says what to look at.
 func TestReadOnlyMount(t *testing.T) {
 	host := t.TempDir()
-	place(t, ring.fewOlder, host, "static", "tuning")
-	before := tree(t, host)
+	rig.Place(t, ring.fewOlder, host, "static", "tuning")
+	before := rig.Tree(t, host)
 	dir := bind(t, host, t.TempDir(), unix.MS_RDONLY)
-	o := stage(t, ring.few, dir, "--shown-as", "/opt/cni/bin")
-	o.counts(t, 0, 0, 0, 4)
-	for name, cause := range o.failed() {
+	o := rig.Stage(t, ring.few, dir, "--shown-as", "/opt/cni/bin")
+	o.Counts(t, 0, 0, 0, 4)
+	for name, cause := range o.Failed() {
 		if !strings.Contains(cause, "read-only file system") {
 			t.Fatalf("%s: %s", name, cause)
 		}
@@ -37,36 +38,36 @@ func TestReadOnlyMount(t *testing.T) {
 			t.Fatalf("%s: %s", name, cause)
 		}
 	}
-	o.says(t, "hint: /opt/cni/bin is read-only here; in a pod, the volume mount must not be readOnly")
-	unchanged(t, before, tree(t, host))
-	if o := stage(t, ring.few, dir, "--strict"); o.code != 1 {
-		t.Fatalf("--strict: exit %d", o.code)
+	o.Says(t, "hint: /opt/cni/bin is read-only here; in a pod, the volume mount must not be readOnly")
+	rig.Unchanged(t, before, rig.Tree(t, host))
+	if o := rig.Stage(t, ring.few, dir, "--strict"); o.Code != 1 {
+		t.Fatalf("--strict: exit %d", o.Code)
 	}
 
 	t.Run("with everything in place", func(t *testing.T) {
 		host := t.TempDir()
-		stage(t, ring.few, host).counts(t, 4, 0, 0, 0)
-		before := tree(t, host)
-		stage(t, ring.few, bind(t, host, t.TempDir(), unix.MS_RDONLY)).counts(t, 0, 0, 4, 0)
-		unchanged(t, before, tree(t, host))
+		rig.Stage(t, ring.few, host).Counts(t, 4, 0, 0, 0)
+		before := rig.Tree(t, host)
+		rig.Stage(t, ring.few, bind(t, host, t.TempDir(), unix.MS_RDONLY)).Counts(t, 0, 0, 4, 0)
+		rig.Unchanged(t, before, rig.Tree(t, host))
 	})
 }
 
 // Guarantee 2: on a file system that executes nothing, nothing is published.
 func TestNoExecMount(t *testing.T) {
 	host := t.TempDir()
-	place(t, ring.fewOlder, host, "static")
+	rig.Place(t, ring.fewOlder, host, "static")
 	dir := bind(t, host, t.TempDir(), unix.MS_NOEXEC)
-	o := stage(t, ring.few, dir)
-	o.counts(t, 0, 0, 0, 4)
-	for name, cause := range o.failed() {
+	o := rig.Stage(t, ring.few, dir)
+	o.Counts(t, 0, 0, 0, 4)
+	for name, cause := range o.Failed() {
 		if !strings.HasPrefix(cause, "cannot be executed: permission denied") {
 			t.Fatalf("%s: %s", name, cause)
 		}
 	}
-	o.says(t, "hint: the file system of "+dir+" is mounted noexec")
-	holds(t, ring.fewOlder, host, "static")
-	clean(t, ring.few, host)
+	o.Says(t, "hint: the file system of "+dir+" is mounted noexec")
+	rig.Holds(t, ring.fewOlder, host, "static")
+	rig.Clean(t, ring.few, host)
 	if names, _ := os.ReadDir(host); len(names) != 1 {
 		t.Fatalf("left there: %v", names)
 	}
@@ -78,50 +79,50 @@ func TestNoExecMount(t *testing.T) {
 // Guarantee 5: a file that nobody may change stays, and the others are staged.
 func TestImmutableFile(t *testing.T) {
 	dir := t.TempDir()
-	place(t, ring.fewOlder, dir)
-	before := identify(t, filepath.Join(dir, "static"))
+	rig.Place(t, ring.fewOlder, dir)
+	before := rig.Identify(t, filepath.Join(dir, "static"))
 	t.Run("", func(t *testing.T) {
 		immutable(t, filepath.Join(dir, "static"))
-		o := stage(t, ring.few, dir)
-		o.counts(t, 0, 3, 0, 1)
-		if cause := o.failed()["static"]; cause != "rename: operation not permitted; the old file was kept" {
+		o := rig.Stage(t, ring.few, dir)
+		o.Counts(t, 0, 3, 0, 1)
+		if cause := o.Failed()["static"]; cause != "rename: operation not permitted; the old file was kept" {
 			t.Fatal(cause)
 		}
-		o.says(t, "hint: static is immutable; chattr -i lets it be replaced")
-		if identify(t, filepath.Join(dir, "static")) != before {
+		o.Says(t, "hint: static is immutable; chattr -i lets it be replaced")
+		if rig.Identify(t, filepath.Join(dir, "static")) != before {
 			t.Fatal("it was changed")
 		}
-		clean(t, ring.few, dir)
+		rig.Clean(t, ring.few, dir)
 	})
-	stage(t, ring.few, dir).counts(t, 0, 1, 3, 0)
-	holds(t, ring.few, dir)
+	rig.Stage(t, ring.few, dir).Counts(t, 0, 1, 3, 0)
+	rig.Holds(t, ring.few, dir)
 }
 
 func TestImmutableDirectory(t *testing.T) {
 	dir := t.TempDir()
-	place(t, ring.fewOlder, dir, "static")
+	rig.Place(t, ring.fewOlder, dir, "static")
 	t.Run("", func(t *testing.T) {
 		immutable(t, dir)
-		before := tree(t, dir)
-		o := stage(t, ring.few, dir)
-		o.counts(t, 0, 0, 0, 4)
-		for name, cause := range o.failed() {
+		before := rig.Tree(t, dir)
+		o := rig.Stage(t, ring.few, dir)
+		o.Counts(t, 0, 0, 0, 4)
+		for name, cause := range o.Failed() {
 			if !strings.Contains(cause, "operation not permitted") {
 				t.Fatalf("%s: %s", name, cause)
 			}
 		}
-		o.says(t, "is immutable; chattr -i")
-		unchanged(t, before, tree(t, dir))
+		o.Says(t, "is immutable; chattr -i")
+		rig.Unchanged(t, before, rig.Tree(t, dir))
 	})
-	stage(t, ring.few, dir).counts(t, 3, 1, 0, 0)
+	rig.Stage(t, ring.few, dir).Counts(t, 3, 1, 0, 0)
 }
 
 // Guarantee 4: what is no file and no link is left, whatever it holds, and never opened.
 func TestTakenNames(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
-	write(t, filepath.Join(mkdir(t, at("bridge")), "inside"), "theirs", 0o640)
-	mkdir(t, at("vrf"))
+	rig.Write(t, filepath.Join(rig.Mkdir(t, at("bridge")), "inside"), "theirs", 0o640)
+	rig.Mkdir(t, at("vrf"))
 	if err := syscall.Mkfifo(at("ptp"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -141,24 +142,24 @@ func TestTakenNames(t *testing.T) {
 	}
 	defer socket.Close()
 	taken := map[string]string{"bridge": "directory", "vrf": "directory", "ptp": "fifo", "sbr": "device", "vlan": "device", "portmap": "socket"}
-	before := make(map[string]identity)
+	before := make(map[string]rig.Identity)
 	for name := range taken {
-		before[name] = identify(t, at(name))
+		before[name] = rig.Identify(t, at(name))
 	}
-	o := stage(t, ring.bundle, dir)
-	o.counts(t, 8, 0, 0, 6)
+	o := rig.Stage(t, ring.bundle, dir)
+	o.Counts(t, 8, 0, 0, 6)
 	for name, kind := range taken {
-		if cause := o.failed()[name]; cause != fmt.Sprintf("is a %s, left as it is", kind) {
+		if cause := o.Failed()[name]; cause != fmt.Sprintf("is a %s, left as it is", kind) {
 			t.Fatalf("%s: %s", name, cause)
 		}
-		if identify(t, at(name)) != before[name] {
+		if rig.Identify(t, at(name)) != before[name] {
 			t.Fatalf("%s was changed", name)
 		}
 	}
-	o.says(t, "failed to install: bridge portmap ptp sbr vlan vrf\nbridge: is a directory, left as it is\n")
-	clean(t, ring.bundle, dir)
-	if o := stage(t, ring.bundle, dir, "--strict"); o.code != 1 || len(o.failed()) != 6 {
-		t.Fatalf("--strict: exit %d", o.code)
+	o.Says(t, "failed to install: bridge portmap ptp sbr vlan vrf\nbridge: is a directory, left as it is\n")
+	rig.Clean(t, ring.bundle, dir)
+	if o := rig.Stage(t, ring.bundle, dir, "--strict"); o.Code != 1 || len(o.Failed()) != 6 {
+		t.Fatalf("--strict: exit %d", o.Code)
 	}
 	code, out := verify(t, ring.bundle, dir)
 	if code != 1 || !strings.Contains(out, "8 ok, 6 wrong") {
@@ -169,44 +170,42 @@ func TestTakenNames(t *testing.T) {
 // Guarantee 4: a link is replaced itself. Where one multi-call binary serves all names, as on k3s, it stays what it was.
 func TestLinksIntoASharedBinary(t *testing.T) {
 	host := t.TempDir()
-	shared := filepath.Join(mkdir(t, filepath.Join(host, "data/current/bin")), "cni")
-	write(t, shared, "#!/bin/sh\necho shared\n", 0o755)
+	shared := filepath.Join(rig.Mkdir(t, filepath.Join(host, "data/current/bin")), "cni")
+	rig.Write(t, shared, "#!/bin/sh\necho shared\n", 0o755)
 	if err := unix.Setxattr(shared, "user.ring", []byte("theirs"), 0); err != nil {
 		t.Fatal(err)
 	}
-	dir := mkdir(t, filepath.Join(host, "bin"))
+	dir := rig.Mkdir(t, filepath.Join(host, "bin"))
 	targets := map[string]string{"host-local": "../data/current/bin/cni", "sbr": shared, "static": "../data/gone", "tuning": "tuning"}
 	for name, target := range targets {
 		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	links := make(map[string]identity)
+	links := make(map[string]rig.Identity)
 	for name := range targets {
-		links[name] = identify(t, filepath.Join(dir, name))
+		links[name] = rig.Identify(t, filepath.Join(dir, name))
 	}
-	before := tree(t, filepath.Join(host, "data"))
-	w := startWatchers(t, 1, ring.few)
-	w.over(dir, false)
-	o := stage(t, ring.few, dir)
-	w.over("", false)
-	o.counts(t, 0, 4, 0, 0)
-	holds(t, ring.few, dir)
-	unchanged(t, before, tree(t, filepath.Join(host, "data")))
+	before := rig.Tree(t, filepath.Join(host, "data"))
+	w := rig.StartWatchers(t, 1, ring.few)
+	w.Over(dir, false)
+	o := rig.Stage(t, ring.few, dir)
+	w.Over("", false)
+	o.Counts(t, 0, 4, 0, 0)
+	rig.Holds(t, ring.few, dir)
+	rig.Unchanged(t, before, rig.Tree(t, filepath.Join(host, "data")))
 	for name, target := range targets {
-		found := o.result(t, name).Found
+		found := o.Result(t, name).Found
 		if found.State != "symlink" || found.Target != target {
 			t.Fatalf("%s: found %+v", name, found)
 		}
-		kept := originals(t, dir, name)
-		if len(kept) != 1 || identify(t, kept[0]) != links[name] {
-			t.Fatalf("%s: kept %v", name, kept)
-		}
-		if want := filepath.Join(dir, o.result(t, name).Original); kept[0] != want {
-			t.Fatalf("%s: kept as %s, reported as %s", name, kept[0], want)
+		rig.Kept(t, dir, name, links[name])
+		kept := rig.Originals(t, dir, name)[0]
+		if want := filepath.Join(dir, o.Result(t, name).Original); kept != want {
+			t.Fatalf("%s: kept as %s, reported as %s", name, kept, want)
 		}
 	}
-	stage(t, ring.few, dir).counts(t, 0, 0, 4, 0)
+	rig.Stage(t, ring.few, dir).Counts(t, 0, 0, 4, 0)
 
 	t.Run("the bin dir itself", func(t *testing.T) {
 		real := t.TempDir()
@@ -214,15 +213,15 @@ func TestLinksIntoASharedBinary(t *testing.T) {
 		if err := os.Symlink(real, link); err != nil {
 			t.Fatal(err)
 		}
-		stage(t, ring.few, link).counts(t, 4, 0, 0, 0)
-		holds(t, ring.few, real)
+		rig.Stage(t, ring.few, link).Counts(t, 4, 0, 0, 0)
+		rig.Holds(t, ring.few, real)
 	})
 }
 
 // Guarantee 2: an executable of another machine is found before it is published, and does not stop the others.
 func TestForeignMachine(t *testing.T) {
 	source := t.TempDir()
-	write(t, filepath.Join(source, "main.go"), "package main\n\nfunc main() { println(\"{}\") }\n", 0o644)
+	rig.Write(t, filepath.Join(source, "main.go"), "package main\n\nfunc main() { println(\"{}\") }\n", 0o644)
 	foreign := filepath.Join(source, "foreign")
 	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", foreign, "main.go")
 	build.Dir = source
@@ -232,7 +231,7 @@ func TestForeignMachine(t *testing.T) {
 	}
 	// No tool of ours makes such a bundle: it is put together from two.
 	dir := filepath.Join(t.TempDir(), "mixed")
-	sh(t, "cp", "-r", ring.few, dir)
+	rig.Sh(t, "cp", "-r", ring.few, dir)
 	other := filepath.Join(t.TempDir(), "other")
 	w, err := bundle.Create(other, "v1.9.1", "arm64", bundle.Source{Kind: "dir"})
 	if err != nil {
@@ -249,11 +248,11 @@ func TestForeignMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	var manifest bundle.Manifest
-	if err := json.Unmarshal([]byte(read(t, filepath.Join(dir, "bundle.json"))), &manifest); err != nil {
+	if err := json.Unmarshal([]byte(rig.Read(t, filepath.Join(dir, "bundle.json"))), &manifest); err != nil {
 		t.Fatal(err)
 	}
 	i := slices.Index(fewNames, "static")
-	write(t, filepath.Join(dir, "bin/static"), read(t, foreign), 0o755)
+	rig.Write(t, filepath.Join(dir, "bin/static"), rig.Read(t, foreign), 0o755)
 	manifest.Plugins[i].SHA256, manifest.Plugins[i].Size = added.SHA256, added.Size
 	for _, role := range []bundle.Role{manifest.Plugins[i].Role, bundle.Extra} {
 		t.Run(string(role), func(t *testing.T) {
@@ -262,17 +261,17 @@ func TestForeignMachine(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			write(t, filepath.Join(dir, "bundle.json"), string(data), 0o644)
+			rig.Write(t, filepath.Join(dir, "bundle.json"), string(data), 0o644)
 			bin := t.TempDir()
-			place(t, ring.fewOlder, bin, "static")
-			o := stage(t, dir, bin)
-			o.counts(t, 3, 0, 0, 1)
-			if cause := o.failed()["static"]; cause != "built for arm64, not for "+runtime.GOARCH+"; the old file was kept" {
+			rig.Place(t, ring.fewOlder, bin, "static")
+			o := rig.Stage(t, dir, bin)
+			o.Counts(t, 3, 0, 0, 1)
+			if cause := o.Failed()["static"]; cause != "built for arm64, not for "+runtime.GOARCH+"; the old file was kept" {
 				t.Fatal(cause)
 			}
-			holds(t, ring.few, bin, "host-local", "sbr", "tuning")
-			holds(t, ring.fewOlder, bin, "static")
-			clean(t, ring.few, bin)
+			rig.Holds(t, ring.few, bin, "host-local", "sbr", "tuning")
+			rig.Holds(t, ring.fewOlder, bin, "static")
+			rig.Clean(t, ring.few, bin)
 		})
 	}
 	t.Run("a whole bundle", func(t *testing.T) {
@@ -280,9 +279,9 @@ func TestForeignMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 		bin := t.TempDir()
-		o := stage(t, other, bin, "--strict")
-		if o.code != 1 || o.failed()["static"] != "built for arm64, not for "+runtime.GOARCH {
-			t.Fatalf("exit %d: %v", o.code, o.failed())
+		o := rig.Stage(t, other, bin, "--strict")
+		if o.Code != 1 || o.Failed()["static"] != "built for arm64, not for "+runtime.GOARCH {
+			t.Fatalf("exit %d: %v", o.Code, o.Failed())
 		}
 		if names, _ := os.ReadDir(bin); len(names) != 0 {
 			t.Fatalf("left there: %v", names)
@@ -294,89 +293,87 @@ func TestForeignMachine(t *testing.T) {
 func TestDirectoryReplacedOnTheHost(t *testing.T) {
 	const message = "this directory was replaced on the host; restart the pod"
 	setup := func(t *testing.T) (host, mount string) {
-		host = mkdir(t, filepath.Join(t.TempDir(), "opt/cni/bin"))
-		place(t, ring.fewOlder, host)
+		host = rig.Mkdir(t, filepath.Join(t.TempDir(), "opt/cni/bin"))
+		rig.Place(t, ring.fewOlder, host)
 		return host, bind(t, host, t.TempDir(), 0)
 	}
 	replace := func(t *testing.T, host string) {
 		if err := os.RemoveAll(host); err != nil {
 			t.Fatal(err)
 		}
-		mkdir(t, host)
+		rig.Mkdir(t, host)
 	}
-	want := func(t *testing.T, o outcome, code int) {
+	want := func(t *testing.T, o rig.Outcome, code int) {
 		t.Helper()
-		if o.code != code {
-			t.Errorf("exit %d, want %d", o.code, code)
+		if o.Code != code {
+			t.Errorf("exit %d, want %d", o.Code, code)
 		}
-		if !strings.Contains(o.log, message) || o.log != o.stderr || strings.Contains(o.log, "failed to install") {
-			t.Errorf("log %q, stderr %q", o.log, o.stderr)
+		if !strings.Contains(o.Log, message) || o.Log != o.Stderr || strings.Contains(o.Log, "failed to install") {
+			t.Errorf("log %q, stderr %q", o.Log, o.Stderr)
 		}
 	}
 	t.Run("before the run", func(t *testing.T) {
 		host, mount := setup(t)
 		replace(t, host)
-		want(t, stage(t, ring.few, mount, "--shown-as", "/opt/cni/bin"), 1)
-		o := stage(t, ring.few, mount, "--init", "--shown-as", "/opt/cni/bin")
+		want(t, rig.Stage(t, ring.few, mount, "--shown-as", "/opt/cni/bin"), 1)
+		o := rig.Stage(t, ring.few, mount, "--init", "--shown-as", "/opt/cni/bin")
 		want(t, o, 0)
-		o.says(t, "bin dir /opt/cni/bin: "+message)
+		o.Says(t, "bin dir /opt/cni/bin: "+message)
 	})
 	t.Run("during the run", func(t *testing.T) {
 		host, mount := setup(t)
 		g := newGate(t, ring.few)
-		p := call{bundle: g.bundle, dir: mount, args: []string{"--init"}}.start(t)
+		p := rig.Call{Bundle: g.bundle, Dir: mount, Args: []string{"--init"}}.Start(t)
 		g.reached(t)
 		replace(t, host)
 		g.open()
-		want(t, p.wait(), 0)
+		want(t, p.Wait(), 0)
 	})
 	t.Run("by a path", func(t *testing.T) {
 		host, _ := setup(t)
 		g := newGate(t, ring.few)
-		p := call{bundle: g.bundle, dir: host}.start(t)
+		p := rig.Call{Bundle: g.bundle, Dir: host}.Start(t)
 		g.reached(t)
 		if err := os.Rename(host, host+".old"); err != nil {
 			t.Fatal(err)
 		}
-		mkdir(t, host)
+		rig.Mkdir(t, host)
 		g.open()
-		want(t, p.wait(), 1)
+		want(t, p.Wait(), 1)
 	})
 }
 
 // A disk that fails to sync is not trusted: no plugin whose file it did not confirm is published.
 func TestDiskThatDoesNotSync(t *testing.T) {
 	dir := t.TempDir()
-	place(t, ring.fewOlder, dir, "static")
+	rig.Place(t, ring.fewOlder, dir, "static")
 	strace := func(inject string) []string {
 		return []string{"strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync,renameat2", "-e", "inject=" + inject}
 	}
 	start := time.Now()
-	o := call{bundle: ring.few, dir: dir, wrap: strace("fsync:error=EIO")}.run(t)
-	if o.code != 0 || len(o.failed()) != 4 {
-		t.Fatalf("exit %d after %s: %v", o.code, time.Since(start), o.failed())
+	o := rig.Call{Bundle: ring.few, Dir: dir, Wrap: strace("fsync:error=EIO")}.Run(t)
+	if o.Code != 0 || len(o.Failed()) != 4 {
+		t.Fatalf("exit %d after %s: %v", o.Code, time.Since(start), o.Failed())
 	}
-	o.told(t)
-	for name, cause := range o.failed() {
+	o.Told(t)
+	for name, cause := range o.Failed() {
 		if !strings.Contains(cause, "input/output error") {
 			t.Fatalf("%s: %s", name, cause)
 		}
 	}
-	holds(t, ring.fewOlder, dir, "static")
-	clean(t, ring.few, dir)
+	rig.Holds(t, ring.fewOlder, dir, "static")
+	rig.Clean(t, ring.few, dir)
 
 	// A file system that knows no exchange: in two steps, with the old file kept all the same.
-	before := identify(t, filepath.Join(dir, "static"))
-	w := startWatchers(t, 2, ring.few, ring.fewOlder)
-	w.over(dir, false)
-	o = call{bundle: ring.few, dir: dir, wrap: strace("renameat2:error=EINVAL")}.run(t)
-	o.counts(t, 3, 1, 0, 0)
-	w.end()
-	holds(t, ring.few, dir)
-	clean(t, ring.few, dir)
-	if kept := originals(t, dir, "static"); len(kept) != 1 || identify(t, kept[0]) != before {
-		t.Fatalf("kept %v", kept)
-	}
+	before := rig.Identify(t, filepath.Join(dir, "static"))
+	w := rig.StartWatchers(t, 2, ring.few, ring.fewOlder)
+	w.Over(dir, false)
+	o = rig.Call{Bundle: ring.few, Dir: dir, Wrap: strace("renameat2:error=EINVAL")}.Run(t)
+	o.Counts(t, 3, 1, 0, 0)
+	w.End()
+	rig.Holds(t, ring.few, dir)
+	rig.Clean(t, ring.few, dir)
+	rig.Kept(t, dir, "static", before)
 }
 
 // Something else may be mounted in the folder, of the same file system too: nothing of it is cleared away.
@@ -384,23 +381,23 @@ func TestMountsInTheFolderAreLeft(t *testing.T) {
 	for _, at := range []string{".chandler/tmp/left", ".chandler/tmp", ".chandler"} {
 		t.Run(at, func(t *testing.T) {
 			precious, dir := t.TempDir(), t.TempDir()
-			write(t, filepath.Join(precious, "file"), "gold", 0o644)
-			write(t, filepath.Join(mkdir(t, filepath.Join(precious, "sub")), "file"), "gold", 0o644)
-			path := mkdir(t, filepath.Join(dir, at))
+			rig.Write(t, filepath.Join(precious, "file"), "gold", 0o644)
+			rig.Write(t, filepath.Join(rig.Mkdir(t, filepath.Join(precious, "sub")), "file"), "gold", 0o644)
+			path := rig.Mkdir(t, filepath.Join(dir, at))
 			if err := os.Chmod(filepath.Join(dir, ".chandler"), 0o700); err != nil {
 				t.Fatal(err)
 			}
 			bind(t, precious, path, 0)
-			before := tree(t, precious)
-			o := stage(t, ring.few, dir)
-			unchanged(t, before, tree(t, precious))
+			before := rig.Tree(t, precious)
+			o := rig.Stage(t, ring.few, dir)
+			rig.Unchanged(t, before, rig.Tree(t, precious))
 			if at == ".chandler/tmp/left" {
-				o.counts(t, 4, 0, 0, 0)
-				o.says(t, "leftovers of an earlier run stay")
+				o.Counts(t, 4, 0, 0, 0)
+				o.Says(t, "leftovers of an earlier run stay")
 				return
 			}
-			o.counts(t, 0, 0, 0, 4)
-			for name, cause := range o.failed() {
+			o.Counts(t, 0, 0, 0, 4)
+			for name, cause := range o.Failed() {
 				if cause != at+" is a mount point" {
 					t.Errorf("%s: %s", name, cause)
 				}

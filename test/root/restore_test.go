@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // lookOf is everything below a directory that chandler is to bring back to what it was: bytes, modes, owners, attributes,
@@ -22,12 +24,12 @@ func lookOf(t testing.TB, dir string, inodes bool) map[string]string {
 		if err != nil {
 			return err
 		}
-		id := identify(t, path)
+		id := rig.Identify(t, path)
 		if !inodes {
-			id.ino = 0
+			id.Ino = 0
 		}
 		if d.IsDir() {
-			id.ino, id.mtime, id.content = 0, 0, ""
+			id.Ino, id.Mtime, id.Content = 0, 0, ""
 		}
 		var st unix.Stat_t
 		if err := unix.Lstat(path, &st); err != nil {
@@ -38,10 +40,8 @@ func lookOf(t testing.TB, dir string, inodes bool) map[string]string {
 		if err != nil {
 			return err
 		}
-		value := make([]byte, 256)
-		v, _ := unix.Lgetxattr(path, "user.ring", value)
 		rel, _ := filepath.Rel(dir, path)
-		found[rel] = fmt.Sprintf("%+v gid %d links %d attributes %q user.ring %q", id, st.Gid, st.Nlink, attributes[:n], value[:max(v, 0)])
+		found[rel] = fmt.Sprintf("%+v gid %d links %d attributes %q", id, st.Gid, st.Nlink, attributes[:n])
 		if d.IsDir() {
 			found[rel] = fmt.Sprintf("%+v gid %d attributes %q", id, st.Gid, attributes[:n])
 		}
@@ -67,8 +67,8 @@ func TestRestoreLayouts(t *testing.T) {
 		},
 		// Debian's package: all of them, files of root's, times of the package.
 		"Debian": func(t *testing.T, dir string) {
-			place(t, ring.older, dir)
-			for i, name := range reference {
+			rig.Place(t, ring.older, dir)
+			for i, name := range rig.Reference {
 				built := time.Date(2023, 2, 3, 4, 5, 6, 0, time.UTC).Add(time.Duration(i) * time.Nanosecond)
 				if err := os.Chtimes(filepath.Join(dir, name), built, built); err != nil {
 					t.Fatal(err)
@@ -77,8 +77,8 @@ func TestRestoreLayouts(t *testing.T) {
 		},
 		// Somebody's own: attributes, owners, modes, hard links, a directory.
 		"own": func(t *testing.T, dir string) {
-			write(t, filepath.Join(dir, "bridge"), "#!/bin/sh\n", 0o4750)
-			mkdir(t, filepath.Join(dir, "vlan"))
+			rig.Write(t, filepath.Join(dir, "bridge"), "#!/bin/sh\n", 0o4750)
+			rig.Mkdir(t, filepath.Join(dir, "vlan"))
 			for _, err := range []error{
 				os.Chown(filepath.Join(dir, "bridge"), 12, 34),
 				os.Chmod(filepath.Join(dir, "bridge"), os.ModeSetuid|0o750),
@@ -97,28 +97,28 @@ func TestRestoreLayouts(t *testing.T) {
 		if kind == "tmpfs" {
 			at = tmpfs(t, "size=1g")
 		} else {
-			at, _ = disk(t, kind, 1<<30)
+			at, _ = rig.Disk(t, kind, 1<<30)
 		}
 		for name, lay := range layouts {
 			t.Run(kind+"/"+name, func(t *testing.T) {
-				dir := mkdir(t, filepath.Join(at, name))
+				dir := rig.Mkdir(t, filepath.Join(at, name))
 				lay(t, dir)
 				before := lookOf(t, dir, true)
-				for _, bundle := range []string{ring.bundle, ring.older, ring.given} {
-					if o := stage(t, bundle, dir); o.code != 0 {
-						t.Fatal(o.stderr)
+				for _, bundle := range []string{ring.bundle, ring.older, rig.Bundle} {
+					if o := rig.Stage(t, bundle, dir); o.Code != 0 {
+						t.Fatal(o.Stderr)
 					}
 				}
 				if name == "Debian" { // no name is ever without its file
-					w := startWatchers(t, 1, ring.bundle, ring.older, ring.shared)
-					w.over(dir, true)
-					defer w.end()
+					w := rig.StartWatchers(t, 1, ring.bundle, ring.older, ring.shared)
+					w.Over(dir, true)
+					defer w.End()
 				}
-				if o := restore(t, dir); o.code != 0 || len(o.failed()) > 0 {
-					t.Fatal(o.stderr)
+				if o := rig.Restore(t, dir); o.Code != 0 || len(o.Failed()) > 0 {
+					t.Fatal(o.Stderr)
 				}
-				unchanged(t, before, lookOf(t, dir, true))
-				restore(t, dir).back(t, 0, 0, 0)
+				rig.Unchanged(t, before, lookOf(t, dir, true))
+				rig.Restore(t, dir).Back(t, 0, 0, 0)
 			})
 		}
 	}
@@ -128,31 +128,31 @@ func TestRestoreLayouts(t *testing.T) {
 // the copies above go on hiding them.
 func TestRestoreOverlay(t *testing.T) {
 	lower := t.TempDir()
-	place(t, ring.older, mkdir(t, filepath.Join(lower, "bin")), "bridge", "firewall", "host-local", "portmap")
+	rig.Place(t, ring.older, rig.Mkdir(t, filepath.Join(lower, "bin")), "bridge", "firewall", "host-local", "portmap")
 	if err := os.Symlink("host-local", filepath.Join(lower, "bin", "static")); err != nil {
 		t.Fatal(err)
 	}
 	layers := t.TempDir()
-	upper := mkdir(t, filepath.Join(layers, "upper"))
-	at := mounted(t, "overlay", t.TempDir(), "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, mkdir(t, filepath.Join(layers, "work"))))
+	upper := rig.Mkdir(t, filepath.Join(layers, "upper"))
+	at := rig.Mounted(t, "overlay", t.TempDir(), "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, rig.Mkdir(t, filepath.Join(layers, "work"))))
 	dir := filepath.Join(at, "bin")
-	before, image := lookOf(t, dir, false), tree(t, lower)
+	before, image := lookOf(t, dir, false), rig.Tree(t, lower)
 	note := "lies on an overlay"
 	for range 2 {
-		if o := stage(t, ring.bundle, dir); strings.Count(o.log, note) != 1 {
-			t.Fatalf("said %d times:\n%s", strings.Count(o.log, note), o.log)
+		if o := rig.Stage(t, ring.bundle, dir); strings.Count(o.Log, note) != 1 {
+			t.Fatalf("said %d times:\n%s", strings.Count(o.Log, note), o.Log)
 		}
-		if o := stage(t, ring.bundle, dir); strings.Contains(o.log, note) {
-			t.Fatalf("said for nothing:\n%s", o.log)
+		if o := rig.Stage(t, ring.bundle, dir); strings.Contains(o.Log, note) {
+			t.Fatalf("said for nothing:\n%s", o.Log)
 		}
-		o := restore(t, dir)
-		o.back(t, 5, 9, 0)
-		if strings.Count(o.log, note) != 1 {
-			t.Fatalf("said %d times:\n%s", strings.Count(o.log, note), o.log)
+		o := rig.Restore(t, dir)
+		o.Back(t, 5, 9, 0)
+		if strings.Count(o.Log, note) != 1 {
+			t.Fatalf("said %d times:\n%s", strings.Count(o.Log, note), o.Log)
 		}
-		unchanged(t, before, lookOf(t, dir, false))
+		rig.Unchanged(t, before, lookOf(t, dir, false))
 	}
-	unchanged(t, image, tree(t, lower))
+	rig.Unchanged(t, image, rig.Tree(t, lower))
 	err := filepath.WalkDir(upper, func(path string, d os.DirEntry, err error) error {
 		if err == nil && d.Type()&os.ModeCharDevice != 0 {
 			t.Errorf("a whiteout: %s", path)
@@ -172,25 +172,25 @@ func TestRestoreOnFullDisk(t *testing.T) {
 			if kind == "tmpfs" {
 				at = tmpfs(t, "size=300m")
 			} else {
-				at, _ = disk(t, kind, 400<<20)
+				at, _ = rig.Disk(t, kind, 400<<20)
 			}
-			dir := mkdir(t, filepath.Join(at, "bin"))
-			place(t, ring.older, dir, "bridge", "macvlan")
+			dir := rig.Mkdir(t, filepath.Join(at, "bin"))
+			rig.Place(t, ring.older, dir, "bridge", "macvlan")
 			before := lookOf(t, dir, true)
-			if o := stage(t, ring.bundle, dir); o.code != 0 {
-				t.Fatal(o.stderr)
+			if o := rig.Stage(t, ring.bundle, dir); o.Code != 0 {
+				t.Fatal(o.Stderr)
 			}
 			fill(t, filepath.Join(at, "filler"))
-			restore(t, dir).back(t, 2, 12, 0)
-			unchanged(t, before, lookOf(t, dir, true))
+			rig.Restore(t, dir).Back(t, 2, 12, 0)
+			rig.Unchanged(t, before, lookOf(t, dir, true))
 			// Nor where nothing is put back, so that nothing makes room.
 			if err := os.Remove(filepath.Join(at, "filler")); err != nil {
 				t.Fatal(err)
 			}
-			empty := mkdir(t, filepath.Join(at, "empty"))
-			stage(t, ring.bundle, empty).counts(t, 14, 0, 0, 0)
+			empty := rig.Mkdir(t, filepath.Join(at, "empty"))
+			rig.Stage(t, ring.bundle, empty).Counts(t, 14, 0, 0, 0)
 			fill(t, filepath.Join(at, "filler"))
-			restore(t, empty).back(t, 0, 14, 0)
+			rig.Restore(t, empty).Back(t, 0, 14, 0)
 			if left, err := os.ReadDir(empty); err != nil || len(left) > 0 {
 				t.Fatalf("left: %v, %v", left, err)
 			}

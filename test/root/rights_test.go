@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // A node's directory may belong to another user, with mode 0755, while this process is root without CAP_DAC_OVERRIDE: each
@@ -17,50 +19,50 @@ func TestForeignOwner(t *testing.T) {
 	const owner = 997
 	without := []string{"setpriv", "--bounding-set=-dac_override"}
 	dir := t.TempDir()
-	place(t, ring.fewOlder, dir, "static")
+	rig.Place(t, ring.fewOlder, dir, "static")
 	if err := os.Chown(dir, owner, owner); err != nil {
 		t.Fatal(err)
 	}
-	before := tree(t, dir)
-	o := call{bundle: ring.few, dir: dir, wrap: without, args: []string{"--shown-as", "/opt/cni/bin"}}.run(t)
-	o.counts(t, 0, 0, 0, 4)
-	for name, cause := range o.failed() {
+	before := rig.Tree(t, dir)
+	o := rig.Call{Bundle: ring.few, Dir: dir, Wrap: without, Args: []string{"--shown-as", "/opt/cni/bin"}}.Run(t)
+	o.Counts(t, 0, 0, 0, 4)
+	for name, cause := range o.Failed() {
 		if !strings.Contains(cause, "permission denied") {
 			t.Fatalf("%s: %s", name, cause)
 		}
 	}
-	if len(o.report.Hints) != 1 || !strings.Contains(o.report.Hints[0], "/opt/cni/bin belongs to uid 997 with mode 0755") ||
-		!strings.Contains(o.report.Hints[0], "CAP_DAC_OVERRIDE") {
-		t.Fatalf("hints: %q", o.report.Hints)
+	if len(o.Report.Hints) != 1 || !strings.Contains(o.Report.Hints[0], "/opt/cni/bin belongs to uid 997 with mode 0755") ||
+		!strings.Contains(o.Report.Hints[0], "CAP_DAC_OVERRIDE") {
+		t.Fatalf("hints: %q", o.Report.Hints)
 	}
-	unchanged(t, before, tree(t, dir))
-	if o := (call{bundle: ring.few, dir: dir, wrap: without, args: []string{"--strict"}}).run(t); o.code != 1 {
-		t.Fatalf("--strict: exit %d", o.code)
+	rig.Unchanged(t, before, rig.Tree(t, dir))
+	if o := (rig.Call{Bundle: ring.few, Dir: dir, Wrap: without, Args: []string{"--strict"}}).Run(t); o.Code != 1 {
+		t.Fatalf("--strict: exit %d", o.Code)
 	}
 	// The capability alone is enough.
-	o = call{bundle: ring.few, dir: dir, wrap: []string{"setpriv", "--bounding-set=-all,+dac_override"}}.run(t)
-	o.counts(t, 3, 1, 0, 0)
-	holds(t, ring.few, dir)
-	clean(t, ring.few, dir)
+	o = rig.Call{Bundle: ring.few, Dir: dir, Wrap: []string{"setpriv", "--bounding-set=-all,+dac_override"}}.Run(t)
+	o.Counts(t, 3, 1, 0, 0)
+	rig.Holds(t, ring.few, dir)
+	rig.Clean(t, ring.few, dir)
 
 	t.Run("with everything in place", func(t *testing.T) {
-		call{bundle: ring.few, dir: dir, wrap: without}.run(t).counts(t, 0, 0, 4, 0)
+		rig.Call{Bundle: ring.few, Dir: dir, Wrap: without}.Run(t).Counts(t, 0, 0, 4, 0)
 	})
 	t.Run("as the owner", func(t *testing.T) {
 		dir := t.TempDir()
 		if err := os.Chown(dir, owner, owner); err != nil {
 			t.Fatal(err)
 		}
-		p := call{bundle: ring.few, dir: dir}.command(t)
-		os.Chmod(p.log, 0o666)
-		for up := filepath.Dir(p.log); up != ring.dir; up = filepath.Dir(up) {
+		p := rig.Call{Bundle: ring.few, Dir: dir}.Command(t)
+		os.Chmod(p.Log, 0o666)
+		for up := filepath.Dir(p.Log); up != rig.Dir; up = filepath.Dir(up) {
 			os.Chmod(up, 0o755)
 		}
-		p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: owner, Gid: owner}
-		if err := p.cmd.Start(); err != nil {
+		p.Cmd.SysProcAttr.Credential = &syscall.Credential{Uid: owner, Gid: owner}
+		if err := p.Cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		p.wait().counts(t, 4, 0, 0, 0)
+		p.Wait().Counts(t, 4, 0, 0, 0)
 		for _, name := range fewNames {
 			info, err := os.Lstat(filepath.Join(dir, name))
 			if err != nil || info.Mode() != 0o755 || info.Sys().(*syscall.Stat_t).Uid != owner {
@@ -68,11 +70,11 @@ func TestForeignOwner(t *testing.T) {
 			}
 		}
 		// Root takes over what is not its own: file owner and folder are not as root would leave them.
-		o := stage(t, ring.few, dir)
-		if o.code != 0 || len(o.failed()) != 4 {
-			t.Fatalf("exit %d: %s", o.code, o.stderr)
+		o := rig.Stage(t, ring.few, dir)
+		if o.Code != 0 || len(o.Failed()) != 4 {
+			t.Fatalf("exit %d: %s", o.Code, o.Stderr)
 		}
-		o.says(t, "belongs to uid 997")
+		o.Says(t, "belongs to uid 997")
 	})
 }
 
@@ -84,18 +86,18 @@ func TestNoCapabilities(t *testing.T) {
 			// Umask is of the whole process, so it is set in the child.
 			wrap := append([]string{"busybox", "sh", "-c", fmt.Sprintf(`umask %03o; exec "$@"`, mask), "sh"}, none...)
 			dir := t.TempDir()
-			call{bundle: ring.few, dir: dir, wrap: wrap}.run(t).counts(t, 4, 0, 0, 0)
-			holds(t, ring.few, dir)
-			clean(t, ring.few, dir)
+			rig.Call{Bundle: ring.few, Dir: dir, Wrap: wrap}.Run(t).Counts(t, 4, 0, 0, 0)
+			rig.Holds(t, ring.few, dir)
+			rig.Clean(t, ring.few, dir)
 			if info, err := os.Stat(filepath.Join(dir, ".chandler")); err != nil || info.Mode().Perm() != 0o700 {
 				t.Fatalf("%v %v", info, err)
 			}
-			call{bundle: ring.few, dir: dir, wrap: wrap}.run(t).counts(t, 0, 0, 4, 0)
-			call{bundle: ring.fewOlder, dir: dir, wrap: wrap}.run(t).counts(t, 0, 4, 0, 0)
-			holds(t, ring.fewOlder, dir)
-			clean(t, ring.few, dir)
+			rig.Call{Bundle: ring.few, Dir: dir, Wrap: wrap}.Run(t).Counts(t, 0, 0, 4, 0)
+			rig.Call{Bundle: ring.fewOlder, Dir: dir, Wrap: wrap}.Run(t).Counts(t, 0, 4, 0, 0)
+			rig.Holds(t, ring.fewOlder, dir)
+			rig.Clean(t, ring.few, dir)
 			deep := filepath.Join(t.TempDir(), "opt/cni/bin")
-			call{bundle: ring.few, dir: deep, wrap: wrap, args: []string{"--create"}}.run(t).counts(t, 4, 0, 0, 0)
+			rig.Call{Bundle: ring.few, Dir: deep, Wrap: wrap, Args: []string{"--create"}}.Run(t).Counts(t, 4, 0, 0, 0)
 			for up := deep; filepath.Base(up) != "001" && strings.Contains(up, "opt"); up = filepath.Dir(up) {
 				if info, err := os.Stat(up); err != nil || info.Mode().Perm() != 0o755 {
 					t.Fatalf("%s: %v %v", up, info, err)
@@ -105,25 +107,23 @@ func TestNoCapabilities(t *testing.T) {
 	}
 	t.Run("over another user's files", func(t *testing.T) {
 		dir := t.TempDir()
-		place(t, ring.fewOlder, dir)
-		before := make(map[string]identity)
+		rig.Place(t, ring.fewOlder, dir)
+		before := make(map[string]rig.Identity)
 		for _, name := range fewNames {
 			if err := os.Chown(filepath.Join(dir, name), 997, 997); err != nil {
 				t.Fatal(err)
 			}
-			before[name] = identify(t, filepath.Join(dir, name))
+			before[name] = rig.Identify(t, filepath.Join(dir, name))
 		}
 		if err := os.Chmod(filepath.Join(dir, "static"), 0o700); err != nil { // unreadable without capabilities
 			t.Fatal(err)
 		}
-		before["static"] = identify(t, filepath.Join(dir, "static"))
-		call{bundle: ring.few, dir: dir, wrap: none}.run(t).counts(t, 0, 4, 0, 0)
-		holds(t, ring.few, dir)
-		clean(t, ring.few, dir)
+		before["static"] = rig.Identify(t, filepath.Join(dir, "static"))
+		rig.Call{Bundle: ring.few, Dir: dir, Wrap: none}.Run(t).Counts(t, 0, 4, 0, 0)
+		rig.Holds(t, ring.few, dir)
+		rig.Clean(t, ring.few, dir)
 		for _, name := range fewNames {
-			if kept := originals(t, dir, name); len(kept) != 1 || identify(t, kept[0]) != before[name] {
-				t.Fatalf("%s: kept %v", name, kept)
-			}
+			rig.Kept(t, dir, name, before[name])
 		}
 	})
 }
@@ -131,7 +131,7 @@ func TestNoCapabilities(t *testing.T) {
 // Guarantee 7: mode and owner are part of what is right, and set-id bits are not.
 func TestModeAndOwnerAreBroughtBack(t *testing.T) {
 	dir := t.TempDir()
-	stage(t, ring.few, dir).counts(t, 4, 0, 0, 0)
+	rig.Stage(t, ring.few, dir).Counts(t, 4, 0, 0, 0)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	for _, err := range []error{
 		os.Chmod(at("host-local"), 0o644), os.Chown(at("sbr"), 997, 0), syscall.Chmod(at("static"), 0o4755),
@@ -143,6 +143,6 @@ func TestModeAndOwnerAreBroughtBack(t *testing.T) {
 	if code, out := verify(t, ring.few, dir); code != 1 || !strings.Contains(out, "1 ok, 3 wrong") {
 		t.Fatalf("verify: exit %d\n%s", code, out)
 	}
-	stage(t, ring.few, dir).counts(t, 0, 3, 1, 0)
-	holds(t, ring.few, dir)
+	rig.Stage(t, ring.few, dir).Counts(t, 0, 3, 1, 0)
+	rig.Holds(t, ring.few, dir)
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/chandler-cni/chandler/internal/bundle"
 	"github.com/chandler-cni/chandler/internal/plugin"
 	"github.com/chandler-cni/chandler/internal/plugin/plugintest"
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // Guarantee 8, and what restoring promises, over whatever may happen in whatever order: staging of several bundles under several policies and
@@ -90,30 +91,26 @@ func sequenceBundles(t *testing.T, dir string) []sequenceBundle {
 		{"v1.9.1", "shared", sequenceNames},
 	} {
 		made := sequenceBundle{filepath.Join(dir, fmt.Sprintf("bundle-%d", i)), make(map[string]string)}
-		w, err := bundle.Create(made.path, b.version, runtime.GOARCH, bundle.Source{Kind: "dir"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, name := range b.names {
-			note := b.note + name
-			if b.note == "shared" {
-				note = b.note
+		rig.Must(t, rig.Compose(made.path, b.version, func(w *bundle.Writer) error {
+			for i, name := range b.names {
+				note := b.note + name
+				if b.note == "shared" {
+					note = b.note
+				}
+				var p bundle.Plugin
+				var err error
+				if b.note == "shared" && i > 0 {
+					p, err = w.Link(name, bundle.Main, b.names[0])
+				} else {
+					p, err = w.Add(name, bundle.Main, strings.NewReader(versioned(b.version, note)))
+				}
+				if err != nil {
+					return err
+				}
+				made.digests[name] = p.SHA256
 			}
-			var p bundle.Plugin
-			if b.note == "shared" && i > 0 {
-				p, err = w.Link(name, bundle.Main, b.names[0])
-			} else {
-				p, err = w.Add(name, bundle.Main, strings.NewReader(versioned(b.version, note)))
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			made.digests[name] = p.SHA256
-		}
-		if _, err := w.Commit(); err != nil {
-			t.Fatal(err)
-		}
-		w.Close()
+			return nil
+		}))
 		all = append(all, made)
 	}
 	return all
@@ -145,7 +142,7 @@ type sequence struct {
 }
 
 func newSequence(t *testing.T, bin string, bundles []sequenceBundle, seed uint64) *sequence {
-	mkdir(t, bin)
+	rig.Mkdir(t, bin)
 	return &sequence{t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 1)), bin: bin, bundles: bundles,
 		held: make(map[string][]string), taken: make(map[string]int), ours: make(map[string]uint64)}
 }
@@ -210,20 +207,18 @@ func (s *sequence) look(name string) standing {
 
 // staged says whether a file has bytes that some bundle has under the name.
 func (s *sequence) staged(name, path string) bool {
-	data, err := os.ReadFile(path)
-	return err == nil && slices.ContainsFunc(s.bundles, func(b sequenceBundle) bool { return b.digests[name] == digestOf(data) })
+	digest, err := rig.Digest(path)
+	return err == nil && slices.ContainsFunc(s.bundles, func(b sequenceBundle) bool { return b.digests[name] == digest })
 }
 
 // describe is what must not change of what is somebody's.
 func (s *sequence) describe(path string) string {
-	id := identify(s.t, path)
+	id := rig.Identify(s.t, path)
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
 		s.fail("%v", err)
 	}
-	value := make([]byte, 64)
-	n, _ := unix.Lgetxattr(path, "user.ring", value)
-	return fmt.Sprintf("%+v gid %d user.ring %q", id, st.Gid, value[:max(n, 0)])
+	return fmt.Sprintf("%+v gid %d", id, st.Gid)
 }
 
 func (s *sequence) all() map[string]standing {
@@ -239,7 +234,7 @@ func (s *sequence) loseLedger() {
 	if s.random.IntN(2) == 0 {
 		os.Remove(path)
 		s.log = append(s.log, "ledger lost")
-	} else if exists(path) {
+	} else if rig.Exists(path) {
 		os.WriteFile(path, []byte(`{"formatVersion":1,"plu`), 0o600)
 		s.log = append(s.log, "ledger damaged")
 	}
@@ -366,8 +361,8 @@ func (s *sequence) marked() map[string]bool {
 // chandler runs one command, perhaps until it is killed, and holds what it did to the model.
 func (s *sequence) chandler(verb string, args []string) (killed bool) {
 	before, known := s.all(), s.marked()
-	runs.Add(1)
-	cmd := exec.Command(ring.chandler, append([]string{verb, "--bin-dir", s.bin, "--termination-log="}, args...)...)
+	rig.Runs.Add(1)
+	cmd := exec.Command(rig.Chandler, append([]string{verb, "--bin-dir", s.bin, "--termination-log="}, args...)...)
 	var said strings.Builder
 	cmd.Stdout, cmd.Stderr = &said, &said
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -383,7 +378,7 @@ func (s *sequence) chandler(verb string, args []string) (killed bool) {
 	killed = !cmd.ProcessState.Exited()
 	line := fmt.Sprintf("%s %s", verb, strings.Join(args, " "))
 	if killed {
-		kills.Add(1)
+		rig.Kills.Add(1)
 		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what it was probing
 		line += " killed"
 	}
@@ -414,7 +409,7 @@ func (s *sequence) judge(verb, name string, before, after standing, marked, kill
 			return
 		}
 		// Only staging has touched it since: what it put there is whole and ours.
-		if path := filepath.Join(s.bin, name); !s.staged(name, path) || !strings.Contains(after.look, fmt.Sprintf("mode:%d ", unix.S_IFREG|0o755)) {
+		if path := filepath.Join(s.bin, name); !s.staged(name, path) || !strings.Contains(after.look, fmt.Sprintf("Mode:%d ", unix.S_IFREG|0o755)) {
 			s.fail("%s is %s after staging, was %s", name, after.look, before.look)
 			return
 		}
@@ -451,7 +446,7 @@ func (s *sequence) nothingLost(killed bool, now map[string]standing) {
 		paths, _ := filepath.Glob(filepath.Join(s.bin, ".chandler/originals", name, "*"))
 		for _, path := range paths {
 			there[s.describe(path)] = true
-			if !killed && !originalsName(filepath.Base(path)) {
+			if !killed && (!rig.OriginalName.MatchString(filepath.Base(path)) || strings.HasSuffix(path, "-unread")) {
 				s.fail("%s is left", path)
 			}
 		}

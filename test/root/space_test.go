@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // Guarantees 1, 3 and 5 on a full disk, which is sized so that it is full at each plugin in turn: what does not fit is named
@@ -19,7 +21,7 @@ import (
 func TestFullDisk(t *testing.T) {
 	sizes := make(map[string]int64)
 	var all int64
-	for _, name := range reference {
+	for _, name := range rig.Reference {
 		info, err := os.Stat(filepath.Join(ring.bundle, "bin", name))
 		if err != nil {
 			t.Fatal(err)
@@ -36,68 +38,68 @@ func TestFullDisk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			named := make(map[string]bool)
 			var room int64
-			for i, full := range reference {
+			for i, full := range rig.Reference {
 				size := room + sizes[full]/2
 				room += sizes[full]
 				if update {
 					size += all + 14*page
 				}
 				dir := filepath.Join(tmpfs(t, fmt.Sprintf("size=%d", size/page*page)), "bin")
-				mkdir(t, dir)
+				rig.Mkdir(t, dir)
 				if update {
-					place(t, ring.older, dir)
+					rig.Place(t, ring.older, dir)
 				}
 				var args []string
 				strict := i%2 == 1
 				if strict {
 					args = []string{"--strict"}
 				}
-				o := stage(t, ring.bundle, dir, args...)
-				if (o.code == 1) != strict || o.code > 1 || o.signal != 0 {
-					t.Fatalf("full at %s: exit %d with strict %v", full, o.code, strict)
+				o := rig.Stage(t, ring.bundle, dir, args...)
+				if (o.Code == 1) != strict || o.Code > 1 || o.Signal != 0 {
+					t.Fatalf("full at %s: exit %d with strict %v", full, o.Code, strict)
 				}
-				o.told(t)
-				failed := o.failed()
+				o.Told(t)
+				failed := o.Failed()
 				if len(failed) == 0 || len(failed) > 14-i/2 {
-					t.Fatalf("full at %s, the plugin %d of 14: %d failed\n%s", full, i+1, len(failed), o.stderr)
+					t.Fatalf("full at %s, the plugin %d of 14: %d failed\n%s", full, i+1, len(failed), o.Stderr)
 				}
-				for _, p := range reference {
+				for _, p := range rig.Reference {
 					cause, bad := failed[p]
 					switch {
 					case !bad:
-						holds(t, ring.bundle, dir, p)
+						rig.Holds(t, ring.bundle, dir, p)
 					case !strings.Contains(cause, "no space left on device"):
 						t.Fatalf("full at %s: %s failed for another reason: %s", full, p, cause)
 					case update:
-						holds(t, ring.older, dir, p)
+						rig.Holds(t, ring.older, dir, p)
 						if !strings.HasSuffix(cause, "; the old file was kept") {
 							t.Fatalf("%s: %s", p, cause)
 						}
-					case exists(filepath.Join(dir, p)):
+					case rig.Exists(filepath.Join(dir, p)):
 						t.Fatalf("%s failed and is there", p)
 					}
 					named[p] = named[p] || bad
 				}
-				o.says(t, "hint: staging needs room")
-				clean(t, ring.bundle, dir)
+				o.Says(t, "hint: staging needs room")
+				rig.Clean(t, ring.bundle, dir)
 
-				sh(t, "mount", "-o", fmt.Sprintf("remount,size=%d", 3*all), filepath.Dir(dir))
-				o = stage(t, ring.bundle, dir)
+				rig.Sh(t, "mount", "-o", fmt.Sprintf("remount,size=%d", 3*all), filepath.Dir(dir))
+				o = rig.Stage(t, ring.bundle, dir)
 				n := len(failed)
 				if update {
-					o.counts(t, 0, n, 14-n, 0)
+					o.Counts(t, 0, n, 14-n, 0)
 				} else {
-					o.counts(t, n, 0, 14-n, 0)
+					o.Counts(t, n, 0, 14-n, 0)
 				}
-				holds(t, ring.bundle, dir)
-				clean(t, ring.bundle, dir)
+				rig.Holds(t, ring.bundle, dir)
+				rig.Clean(t, ring.bundle, dir)
 				if update {
-					for _, p := range reference {
-						kept := originals(t, dir, p)
+					for _, p := range rig.Reference {
+						kept := rig.Originals(t, dir, p)
 						if len(kept) != 1 {
 							t.Fatalf("%s: kept %v", p, kept)
 						}
-						if same, err := sameFiles(kept[0], filepath.Join(ring.older, "bin", p)); err != nil || !same {
+						if same, err := rig.SameFiles(kept[0], filepath.Join(ring.older, "bin", p)); err != nil || !same {
 							t.Fatalf("%s: what was kept is not what was there (%v)", p, err)
 						}
 					}
@@ -114,9 +116,9 @@ func TestFullDisk(t *testing.T) {
 func TestFullDiskOfBlocks(t *testing.T) {
 	for kind, bytes := range map[string]int64{"ext4": 128 << 20, "xfs": 320 << 20, "btrfs": 256 << 20} {
 		t.Run(kind, func(t *testing.T) {
-			at, _ := disk(t, kind, bytes)
-			dir := mkdir(t, filepath.Join(at, "bin"))
-			place(t, ring.fewOlder, dir)
+			at, _ := rig.Disk(t, kind, bytes)
+			dir := rig.Mkdir(t, filepath.Join(at, "bin"))
+			rig.Place(t, ring.fewOlder, dir)
 			fill := filepath.Join(at, "fill")
 			var size int64 // of one of the four
 			for _, name := range fewNames {
@@ -128,32 +130,32 @@ func TestFullDiskOfBlocks(t *testing.T) {
 			}
 			for _, room := range []int64{0, size / 3, size * 3 / 2, size * 5 / 2} {
 				fillDisk(t, fill, room)
-				o := stage(t, ring.few, dir)
-				if o.code != 0 || len(o.failed()) == 0 {
-					t.Fatalf("room of %d: exit %d, failed %v", room, o.code, o.failed())
+				o := rig.Stage(t, ring.few, dir)
+				if o.Code != 0 || len(o.Failed()) == 0 {
+					t.Fatalf("room of %d: exit %d, failed %v", room, o.Code, o.Failed())
 				}
-				o.told(t)
-				for name, cause := range o.failed() {
+				o.Told(t)
+				for name, cause := range o.Failed() {
 					if !strings.Contains(cause, "no space left on device") {
 						t.Fatalf("room of %d: %s: %s", room, name, cause)
 					}
 				}
-				whole(t, dir, false, ring.few, ring.fewOlder)
+				rig.Whole(t, dir, false, ring.few, ring.fewOlder)
 				for _, name := range fewNames {
-					if _, bad := o.failed()[name]; !bad {
-						holds(t, ring.few, dir, name)
+					if _, bad := o.Failed()[name]; !bad {
+						rig.Holds(t, ring.few, dir, name)
 					}
 				}
 				if err := os.Remove(fill); err != nil {
 					t.Fatal(err)
 				}
 			}
-			o := stage(t, ring.few, dir)
-			if o.code != 0 || len(o.failed()) != 0 {
-				t.Fatal(o.stderr)
+			o := rig.Stage(t, ring.few, dir)
+			if o.Code != 0 || len(o.Failed()) != 0 {
+				t.Fatal(o.Stderr)
 			}
-			holds(t, ring.few, dir)
-			clean(t, ring.few, dir)
+			rig.Holds(t, ring.few, dir)
+			rig.Clean(t, ring.few, dir)
 		})
 	}
 }
@@ -223,48 +225,48 @@ func TestResourceLimits(t *testing.T) {
 		for _, update := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, update %v", c.name, update), func(t *testing.T) {
 				dir := t.TempDir()
-				names := namesOf(t, c.bundle)
+				names := rig.Names(t, c.bundle)
 				if update {
-					place(t, c.older, dir)
+					rig.Place(t, c.older, dir)
 				}
 				// With a limit of nothing at all, the log cannot be written either: stderr has it.
-				o := call{bundle: c.bundle, dir: dir, wrap: []string{"prlimit", c.limits}}.run(t)
-				if o.signal != 0 || o.code != 0 {
-					t.Fatalf("exit %d, signal %v: %s", o.code, o.signal, o.stderr)
+				o := rig.Call{Bundle: c.bundle, Dir: dir, Wrap: []string{"prlimit", c.limits}}.Run(t)
+				if o.Signal != 0 || o.Code != 0 {
+					t.Fatalf("exit %d, signal %v: %s", o.Code, o.Signal, o.Stderr)
 				}
-				failed := o.failed()
-				if o.report.Outcome == "refused" {
-					if !strings.HasSuffix(o.stderr, "; nothing was staged\n") {
-						t.Fatal(o.stderr)
+				failed := o.Failed()
+				if o.Report.Outcome == "refused" {
+					if !strings.HasSuffix(o.Stderr, "; nothing was staged\n") {
+						t.Fatal(o.Stderr)
 					}
 					for _, name := range names {
-						failed[name] = o.report.Message
+						failed[name] = o.Report.Message
 					}
 				}
 				for _, name := range names {
 					cause, bad := failed[name]
 					switch {
 					case !bad:
-						holds(t, c.bundle, dir, name)
+						rig.Holds(t, c.bundle, dir, name)
 					case !containsAny(cause, "file too large", "too many open files", "bad file descriptor"): // what a child says of the second
 						t.Fatalf("%s: %s", name, cause)
 					case update:
-						holds(t, c.older, dir, name)
-					case exists(filepath.Join(dir, name)):
+						rig.Holds(t, c.older, dir, name)
+					case rig.Exists(filepath.Join(dir, name)):
 						t.Fatalf("%s failed and is there", name)
 					}
 				}
 				if strings.HasPrefix(c.name, "file size") && (len(failed) == 0 || len(failed) == len(names)) {
 					t.Fatalf("%d failed", len(failed))
 				}
-				if strings.Contains(o.stderr, "would not have worked on this node") {
-					t.Fatalf("the plugin is blamed for this process's limit:\n%s", o.stderr)
+				if strings.Contains(o.Stderr, "would not have worked on this node") {
+					t.Fatalf("the plugin is blamed for this process's limit:\n%s", o.Stderr)
 				}
-				if o = stage(t, c.bundle, dir); o.code != 0 || len(o.failed()) > 0 {
-					t.Fatal(o.stderr)
+				if o = rig.Stage(t, c.bundle, dir); o.Code != 0 || len(o.Failed()) > 0 {
+					t.Fatal(o.Stderr)
 				}
-				holds(t, c.bundle, dir)
-				clean(t, c.bundle, dir)
+				rig.Holds(t, c.bundle, dir)
+				rig.Clean(t, c.bundle, dir)
 			})
 		}
 	}
@@ -306,20 +308,20 @@ func TestStdoutThatCannotBeWritten(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := bind(t, t.TempDir(), t.TempDir(), 0)
-			p := call{bundle: ring.few, dir: dir, args: c.args}.command(t)
+			p := rig.Call{Bundle: ring.few, Dir: dir, Args: c.args}.Command(t)
 			out := c.out(t)
 			defer out.Close()
-			p.cmd.Stdout = out
-			if err := p.cmd.Start(); err != nil {
+			p.Cmd.Stdout = out
+			if err := p.Cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			o := p.wait()
-			if o.code != c.code || !strings.Contains(o.stderr, c.says) {
-				t.Errorf("exit %d, want %d; stderr %q", o.code, c.code, o.stderr)
+			o := p.Wait()
+			if o.Code != c.code || !strings.Contains(o.Stderr, c.says) {
+				t.Errorf("exit %d, want %d; stderr %q", o.Code, c.code, o.Stderr)
 			}
-			holds(t, ring.few, dir)
-			if !strings.HasSuffix(o.log, "4 new, 0 replaced, 0 unchanged\n") {
-				t.Errorf("four were staged, and the termination log says %q", o.log)
+			rig.Holds(t, ring.few, dir)
+			if !strings.HasSuffix(o.Log, "4 new, 0 replaced, 0 unchanged\n") {
+				t.Errorf("four were staged, and the termination log says %q", o.Log)
 			}
 		})
 	}

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // event is one system call of a traced program. Begin and end are lines of the trace: what of two calls in different threads
@@ -89,11 +91,11 @@ func parseTrace(t testing.TB, path string) []event {
 }
 
 // traced runs a staging under strace.
-func traced(t testing.TB, c call, calls string) (outcome, []event) {
+func traced(t testing.TB, c rig.Call, calls string) (rig.Outcome, []event) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "trace")
-	c.wrap = []string{"strace", "-f", "-y", "-qq", "-s", "32", "-e", "signal=none", "-e", "trace=" + calls, "-o", path}
-	o := c.run(t)
+	c.Wrap = []string{"strace", "-f", "-y", "-qq", "-s", "32", "-e", "signal=none", "-e", "trace=" + calls, "-o", path}
+	o := c.Run(t)
 	return o, parseTrace(t, path)
 }
 
@@ -128,15 +130,15 @@ func TestOrderOfSystemCalls(t *testing.T) {
 			dir, update := t.TempDir(), c.update
 			want := "new"
 			if update {
-				place(t, ring.older, dir)
+				rig.Place(t, ring.older, dir)
 				want = "replaced"
 			}
-			o, events := traced(t, call{bundle: c.bundle, dir: dir},
+			o, events := traced(t, rig.Call{Bundle: c.bundle, Dir: dir},
 				"openat,open,creat,write,pwrite64,writev,copy_file_range,sendfile,ftruncate,fchmod,fchmodat,chmod,fsync,fdatasync,sync,syncfs,"+
 					"close,execve,execveat,renameat,renameat2,rename,linkat,link,unlinkat,unlink,clone,clone3,fork,vfork")
-			for _, r := range o.report.Plugins {
+			for _, r := range o.Report.Plugins {
 				if r.Action != want {
-					t.Fatalf("%s: %s\n%s", r.Name, r.Action, o.stderr)
+					t.Fatalf("%s: %s\n%s", r.Name, r.Action, o.Stderr)
 				}
 			}
 			tmp := filepath.Join(dir, ".chandler/tmp")
@@ -213,7 +215,7 @@ func TestOrderOfSystemCalls(t *testing.T) {
 					}
 				}
 			}
-			for _, name := range reference {
+			for _, name := range rig.Reference {
 				var steps []event
 				var run string // the run's folder
 				step := func(what string, of event, found bool) {
@@ -268,7 +270,7 @@ func TestOrderOfSystemCalls(t *testing.T) {
 				first("close", func(e event) bool { return e.name == "close" && e.fdPath() == file && e.ok() })
 				probed := name
 				if c.bundle == ring.shared { // one probe serves every name of a file
-					probed = reference[0]
+					probed = rig.Reference[0]
 				}
 				if len(execs[probed]) != 1 || len(execs) != map[bool]int{false: 14, true: 1}[c.bundle == ring.shared]+1 { // with the program itself
 					t.Fatalf("%s was run %d times, want once; run were %v", probed, len(execs[probed]), slices.Sorted(maps.Keys(execs)))
@@ -288,7 +290,7 @@ func TestOrderOfSystemCalls(t *testing.T) {
 				t.Fatal("the directory was not synced after the last rename")
 			}
 			for name := range placed {
-				if name != ".chandler" && wrongAs(c.bundle, dir, name) != "" {
+				if name != ".chandler" && rig.WrongAs(c.bundle, dir, name) != "" {
 					t.Fatalf("%s was put in place and is not the bundle's", name)
 				}
 			}
@@ -301,11 +303,11 @@ func TestOrderOfSystemCalls(t *testing.T) {
 // any disk, and every inode, time and name as it was.
 func TestUnchangedRunWritesNothing(t *testing.T) {
 	dir := t.TempDir()
-	place(t, ring.older, dir)
-	stage(t, ring.bundle, dir).counts(t, 0, 14, 0, 0)
-	before := tree(t, dir)
-	o, events := traced(t, call{bundle: ring.bundle, dir: dir}, "all")
-	o.counts(t, 0, 0, 14, 0)
+	rig.Place(t, ring.older, dir)
+	rig.Stage(t, ring.bundle, dir).Counts(t, 0, 14, 0, 0)
+	before := rig.Tree(t, dir)
+	o, events := traced(t, rig.Call{Bundle: ring.bundle, Dir: dir}, "all")
+	o.Counts(t, 0, 0, 14, 0)
 	if len(events) < 100 {
 		t.Fatalf("a trace of %d calls", len(events))
 	}
@@ -329,22 +331,22 @@ func TestUnchangedRunWritesNothing(t *testing.T) {
 			t.Errorf("%s(%s) = %s", e.name, e.args, e.result)
 		}
 	}
-	unchanged(t, before, tree(t, dir))
+	rig.Unchanged(t, before, rig.Tree(t, dir))
 	// Without a termination log there is nothing at all to write.
-	o = call{bundle: ring.bundle, dir: dir, noLog: true, args: []string{"--termination-log="}}.run(t)
-	if o.code != 0 || o.stderr != "" || o.written != 0 {
-		t.Fatalf("exit %d, stderr %q, %d bytes written to disks", o.code, o.stderr, o.written)
+	o = rig.Call{Bundle: ring.bundle, Dir: dir, NoLog: true, Args: []string{"--termination-log="}}.Run(t)
+	if o.Code != 0 || o.Stderr != "" || o.Written != 0 {
+		t.Fatalf("exit %d, stderr %q, %d bytes written to disks", o.Code, o.Stderr, o.Written)
 	}
-	unchanged(t, before, tree(t, dir))
+	rig.Unchanged(t, before, rig.Tree(t, dir))
 
 	// So does a dry run, whatever there would be to do.
 	if err := os.WriteFile(filepath.Join(dir, "bridge"), []byte("torn"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	before = tree(t, dir)
-	o = call{bundle: ring.older, dir: dir, noLog: true, args: []string{"--termination-log=", "--dry-run"}}.run(t)
-	if o.code != 0 || o.report.Outcome != "planned" || o.written != 0 {
-		t.Fatalf("exit %d, %s, %d bytes written to disks", o.code, o.report.Outcome, o.written)
+	before = rig.Tree(t, dir)
+	o = rig.Call{Bundle: ring.older, Dir: dir, NoLog: true, Args: []string{"--termination-log=", "--dry-run"}}.Run(t)
+	if o.Code != 0 || o.Report.Outcome != "planned" || o.Written != 0 {
+		t.Fatalf("exit %d, %s, %d bytes written to disks", o.Code, o.Report.Outcome, o.Written)
 	}
-	unchanged(t, before, tree(t, dir))
+	rig.Unchanged(t, before, rig.Tree(t, dir))
 }

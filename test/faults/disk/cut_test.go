@@ -19,13 +19,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // standing is what stands under one name before the run whose power is cut.
 type standing struct {
-	old  identity   // the zero value if there is nothing
-	keep []identity // what was somebody else's, and may not be lost: under the name, or among the originals
-	may  []identity // originals that the run may remove, being more than three
+	old  rig.Identity   // the zero value if there is nothing
+	keep []rig.Identity // what was somebody else's, and may not be lost: under the name, or among the originals
+	may  []rig.Identity // originals that the run may remove, being more than three
 }
 
 // scenario is a run whose power is cut.
@@ -61,7 +63,7 @@ func nothing(*testing.T, string) map[string]standing { return nil }
 func older(t *testing.T, dir string) map[string]standing {
 	before := make(map[string]standing)
 	for _, name := range linkedNames {
-		place(t, ring.separate, mkdir(t, dir), name)
+		rig.Place(t, rig.Separate, rig.Mkdir(t, dir), name)
 		before[name] = theirs(t, dir, name)
 	}
 	return before
@@ -70,27 +72,27 @@ func older(t *testing.T, dir string) map[string]standing {
 // mixture is all that an update meets: our own older file, somebody's file and somebody's link in the place of it, nothing
 // at all, and a fourth original where three are kept.
 func mixture(t *testing.T, dir string) map[string]standing {
-	at := func(name string) string { return filepath.Join(mkdir(t, dir), name) }
+	at := func(name string) string { return filepath.Join(rig.Mkdir(t, dir), name) }
 	put := func(name, text string) {
-		write(t, at(name+".new"), text, 0o755)
-		must(t, os.Rename(at(name+".new"), at(name)))
+		rig.Write(t, at(name+".new"), text, 0o755)
+		rig.Must(t, os.Rename(at(name+".new"), at(name)))
 	}
 	fourth := standing{}
 	for i := range 3 {
 		put("vrf", fmt.Sprintf("#!/bin/sh\n# the foreign file %d\n", i))
-		id := identified(t, at("vrf"))
+		id := rig.Identify(t, at("vrf"))
 		if i == 0 {
 			fourth.may = append(fourth.may, id)
 		} else {
 			fourth.keep = append(fourth.keep, id)
 		}
-		if o := stage(t, ring.fewOlder, dir); o.code != 0 || len(o.failed()) > 0 {
-			t.Fatal(o.stderr)
+		if o := rig.Stage(t, ring.fewOlder, dir); o.Code != 0 || len(o.Failed()) > 0 {
+			t.Fatal(o.Stderr)
 		}
 	}
 	put("vrf", "#!/bin/sh\n# the foreign file 3\n")
-	put("sbr", read(t, filepath.Join(ring.separate, "bin/bridge")))
-	must(t,
+	put("sbr", rig.Read(t, filepath.Join(rig.Separate, "bin/bridge")))
+	rig.Must(t,
 		unix.Setxattr(at("sbr"), "user.ring", []byte("theirs"), 0),
 		os.Chown(at("sbr"), 100, 200),
 		syscall.Chmod(at("sbr"), 0o6711),
@@ -99,10 +101,10 @@ func mixture(t *testing.T, dir string) map[string]standing {
 		os.Symlink("../lib/cni", at("static")),
 		os.Remove(at("tuning")),
 	)
-	fourth.keep = append(fourth.keep, identified(t, at("vrf")))
-	fourth.old = identified(t, at("vrf"))
+	fourth.keep = append(fourth.keep, rig.Identify(t, at("vrf")))
+	fourth.old = rig.Identify(t, at("vrf"))
 	return map[string]standing{
-		"host-local": {old: identified(t, at("host-local"))},
+		"host-local": {old: rig.Identify(t, at("host-local"))},
 		"sbr":        theirs(t, dir, "sbr"),
 		"static":     theirs(t, dir, "static"),
 		"vrf":        fourth,
@@ -110,8 +112,8 @@ func mixture(t *testing.T, dir string) map[string]standing {
 }
 
 func theirs(t *testing.T, dir, name string) standing {
-	id := identified(t, filepath.Join(dir, name))
-	return standing{old: id, keep: []identity{id}}
+	id := rig.Identify(t, filepath.Join(dir, name))
+	return standing{old: id, keep: []rig.Identity{id}}
 }
 
 // Guarantees 1, 3 and 8 after a power cut, at any instant of what the disk was told. The disk is rebuilt as the cut has left it,
@@ -161,29 +163,29 @@ func TestDiskDies(t *testing.T) {
 func (s scenario) die(t *testing.T, kind string, n int) {
 	d := newDisk(t, sizes[kind])
 	d.format(kind)
-	dir, run := filepath.Join(d.at, binDir), call{bundle: ring.few}
+	dir, run := filepath.Join(d.at, binDir), rig.Call{Bundle: ring.few}
 	before := s.prepare(t, dir)
 	examine := s.examine
 	if s.restore {
-		stage(t, ring.few, dir).counts(t, 1, 4, 0, 0)
-		run.bundle, examine = "", s.examineRestored
+		rig.Stage(t, ring.few, dir).Counts(t, 1, 4, 0, 0)
+		run, examine = rig.Call{Verb: "restore"}, s.examineRestored
 	}
 	d.sync()
 	d.ask("Begin", false, new(bool))
 	d.ask("Die", n, new(bool))
-	run.dir = dir
-	o := run.run(t)
-	if o.code != 0 || o.report.Outcome == "refused" {
-		t.Fatalf("exit %d: %s", o.code, o.stderr)
+	run.Dir = dir
+	o := run.Run(t)
+	if o.Code != 0 || o.Report.Outcome == "refused" {
+		t.Fatalf("exit %d: %s", o.Code, o.Stderr)
 	}
 	var reported []string
-	for _, p := range o.report.Plugins {
+	for _, p := range o.Report.Plugins {
 		if p.Action != "failed" {
 			reported = append(reported, p.Name)
 		}
 	}
 	if n == 1 && len(reported) > 0 || n == 99 && len(reported) != len(s.names) {
-		t.Errorf("reported as done: %v; %s", reported, o.stderr)
+		t.Errorf("reported as done: %v; %s", reported, o.Stderr)
 	}
 	var log []Step
 	d.ask("Log", false, &log)
@@ -191,7 +193,7 @@ func (s scenario) die(t *testing.T, kind string, n int) {
 	d.ask("Cut", Cut{At: len(log), Lose: 1}, new(int))
 	d.mount("cut")
 	if err := examine(t, dir, ring.few, before, reported, make(map[string]int)); err != nil {
-		t.Errorf("reported as done: %v; %v\n%s", reported, err, o.stderr)
+		t.Errorf("reported as done: %v; %v\n%s", reported, err, o.Stderr)
 	}
 }
 
@@ -201,26 +203,27 @@ func (s scenario) cut(t *testing.T, kind string, total map[string]int) {
 	d.format(kind)
 	dir := filepath.Join(d.at, binDir)
 	before := s.prepare(t, dir)
+	run := rig.Call{Bundle: bundle, Dir: dir, Args: s.args}
 	if s.restore {
-		stage(t, bundle, dir).counts(t, 1, 4, 0, 0)
-		bundle = ""
+		rig.Stage(t, bundle, dir).Counts(t, 1, 4, 0, 0)
+		run = rig.Call{Verb: "restore", Dir: dir, Args: s.args}
 	}
 	d.sync()
 	if s.synced {
 		s.rewrite(t, dir, before)
 	}
 	d.ask("Begin", false, new(bool))
-	run, stop := call{bundle: bundle, dir: dir, args: s.args}, func() {}
+	stop := func() {}
 	if s.beside {
 		// Each rename takes so long that the other program syncs what was done by then.
-		run.wrap = []string{"strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat2", "-e", "inject=renameat2:delay_exit=5ms"}
+		run.Wrap = []string{"strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat2", "-e", "inject=renameat2:delay_exit=5ms"}
 		stop = appending(t, filepath.Join(d.at, "wal"))
 	}
-	o := run.run(t)
+	o := run.Run(t)
 	d.mark("reported")
 	stop()
-	if o.code != 0 || len(o.failed()) > 0 || len(s.unexpected(o)) > 0 {
-		t.Fatalf("exit %d: %s", o.code, o.stderr)
+	if o.Code != 0 || len(o.Failed()) > 0 || len(s.unexpected(o)) > 0 {
+		t.Fatalf("exit %d: %s", o.Code, o.Stderr)
 	}
 	if s.restore {
 		s.left = namesBelow(t, dir)
@@ -264,19 +267,19 @@ func (s scenario) cut(t *testing.T, kind string, total map[string]int) {
 func (s scenario) rewrite(t *testing.T, dir string, before map[string]standing) {
 	sync := func(path string) {
 		f, err := os.Open(path)
-		must(t, err)
+		rig.Must(t, err)
 		defer f.Close()
-		must(t, f.Sync())
+		rig.Must(t, f.Sync())
 	}
 	for name, b := range before {
-		if b.old.kind != "file" || len(b.keep) == 0 {
+		if b.old.Kind != "file" || len(b.keep) == 0 {
 			continue
 		}
 		path := filepath.Join(dir, name)
-		write(t, path+".new", "#!/bin/sh\n# theirs, "+name+"\n", 0o755)
+		rig.Write(t, path+".new", "#!/bin/sh\n# theirs, "+name+"\n", 0o755)
 		sync(path + ".new")
-		must(t, os.Rename(path+".new", path))
-		b.old = identified(t, path)
+		rig.Must(t, os.Rename(path+".new", path))
+		b.old = rig.Identify(t, path)
 		b.keep[len(b.keep)-1] = b.old
 		before[name] = b
 	}
@@ -286,7 +289,7 @@ func (s scenario) rewrite(t *testing.T, dir string, before map[string]standing) 
 // appending appends to a file and syncs it until it is told to stop, as a database's log is written.
 func appending(t testing.TB, path string) (stop func()) {
 	f, err := os.Create(path)
-	must(t, err)
+	rig.Must(t, err)
 	var done atomic.Bool
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -378,7 +381,7 @@ func describe(log []Step) string {
 func (s scenario) examine(t *testing.T, dir, bundle string, before map[string]standing, reported []string, seen map[string]int) error {
 	for _, name := range s.names {
 		b, path := before[name], filepath.Join(dir, name)
-		id, err := identify(path)
+		id, err := rig.IdentityOf(path)
 		state := "neither the old file nor the new one"
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
@@ -387,12 +390,12 @@ func (s scenario) examine(t *testing.T, dir, bundle string, before map[string]st
 			return err
 		case id == b.old:
 			state = "old"
-		case wrongAs(bundle, dir, name) == "":
+		case rig.WrongAs(bundle, dir, name) == "":
 			state = "new"
 		}
 		seen[state]++
-		if state == "absent" && b.old != (identity{}) || !slices.Contains([]string{"absent", "old", "new"}, state) {
-			return fmt.Errorf("%s is %s: %+v (%v, %s)", name, state, id, err, wrongAs(bundle, dir, name))
+		if state == "absent" && b.old != (rig.Identity{}) || !slices.Contains([]string{"absent", "old", "new"}, state) {
+			return fmt.Errorf("%s is %s: %+v (%v, %s)", name, state, id, err, rig.WrongAs(bundle, dir, name))
 		}
 		if slices.Contains(reported, name) && state != "new" {
 			return fmt.Errorf("%s was reported as staged and is %s", name, state)
@@ -410,12 +413,12 @@ func (s scenario) examine(t *testing.T, dir, bundle string, before map[string]st
 			}
 		}
 	}
-	o := stage(t, bundle, dir, s.args...)
-	if o.code != 0 || len(o.failed()) > 0 || len(s.unexpected(o)) > 0 {
-		return fmt.Errorf("the next run: exit %d: %s", o.code, o.stderr)
+	o := rig.Stage(t, bundle, dir, s.args...)
+	if o.Code != 0 || len(o.Failed()) > 0 || len(s.unexpected(o)) > 0 {
+		return fmt.Errorf("the next run: exit %d: %s", o.Code, o.Stderr)
 	}
 	for _, name := range s.names {
-		if w := wrongAs(bundle, dir, name); w != "" {
+		if w := rig.WrongAs(bundle, dir, name); w != "" {
 			return fmt.Errorf("after the next run: %s", w)
 		}
 		has, err := kept(t, dir, name)
@@ -438,8 +441,8 @@ func (s scenario) examine(t *testing.T, dir, bundle string, before map[string]st
 			return fmt.Errorf("of %s %d originals are kept", name, len(has))
 		}
 	}
-	if left := litter(t, dir, s.names...); len(left) > 0 {
-		return fmt.Errorf("the next run left %v", left)
+	if left, err := rig.Litter(dir, s.names); len(left) > 0 || err != nil {
+		return fmt.Errorf("the next run left %v (%v)", left, err)
 	}
 	return nil
 }
@@ -447,14 +450,14 @@ func (s scenario) examine(t *testing.T, dir, bundle string, before map[string]st
 // examineRestored does the same where it is the restoring that was cut: a name is our file, whole, or what stood there before
 // staging came, the very file.
 func (s scenario) examineRestored(t *testing.T, dir, _ string, before map[string]standing, reported []string, seen map[string]int) error {
-	original := func(name string) identity { // the newest of somebody else's
+	original := func(name string) rig.Identity { // the newest of somebody else's
 		if keep := before[name].keep; len(keep) > 0 {
 			return keep[len(keep)-1]
 		}
-		return identity{}
+		return rig.Identity{}
 	}
 	for _, name := range s.names {
-		id, err := identify(filepath.Join(dir, name))
+		id, err := rig.IdentityOf(filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -462,27 +465,27 @@ func (s scenario) examineRestored(t *testing.T, dir, _ string, before map[string
 		switch {
 		case id == original(name):
 			state = "back"
-		case wrongAs(ring.few, dir, name) == "":
+		case rig.WrongAs(ring.few, dir, name) == "":
 			state = "old"
 		}
 		seen[state]++
 		if state != "back" && state != "old" || slices.Contains(reported, name) && state != "back" {
-			return fmt.Errorf("%s is %s: %+v (%s); reported %v", name, state, id, wrongAs(ring.few, dir, name), reported)
+			return fmt.Errorf("%s is %s: %+v (%s); reported %v", name, state, id, rig.WrongAs(ring.few, dir, name), reported)
 		}
 		has, err := kept(t, dir, name)
 		if err != nil {
 			return err
 		}
-		if want := original(name); state == "old" && want != (identity{}) && !slices.Contains(has, want) {
+		if want := original(name); state == "old" && want != (rig.Identity{}) && !slices.Contains(has, want) {
 			return fmt.Errorf("of %s this is lost: %+v; there is %+v", name, want, has)
 		}
 	}
-	o := call{dir: dir, args: s.args}.run(t)
-	if o.code != 0 || len(o.failed()) > 0 || len(s.unexpected(o)) > 0 {
-		return fmt.Errorf("the next run: exit %d: %s", o.code, o.stderr)
+	o := rig.Restore(t, dir, s.args...)
+	if o.Code != 0 || len(o.Failed()) > 0 || len(s.unexpected(o)) > 0 {
+		return fmt.Errorf("the next run: exit %d: %s", o.Code, o.Stderr)
 	}
 	for _, name := range s.names {
-		id, err := identify(filepath.Join(dir, name))
+		id, err := rig.IdentityOf(filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) || id != original(name) {
 			return fmt.Errorf("the next run left %s as %+v (%v), want %+v", name, id, err, original(name))
 		}
@@ -503,27 +506,21 @@ func (s scenario) examineRestored(t *testing.T, dir, _ string, before map[string
 	return nil
 }
 
-func namesBelow(t *testing.T, dir string) (names []string) {
-	for path := range tree(t, dir) {
-		rel, err := filepath.Rel(dir, path)
-		must(t, err)
-		names = append(names, rel)
-	}
-	slices.Sort(names)
-	return names
+func namesBelow(t *testing.T, dir string) []string {
+	return slices.Sorted(maps.Keys(rig.Tree(t, dir)))
 }
 
 // unexpected are a run's warnings, but for what is true of a name that somebody else has had four files under.
-func (s scenario) unexpected(o outcome) []string {
-	return slices.DeleteFunc(o.report.Warnings, func(w string) bool {
+func (s scenario) unexpected(o rig.Outcome) []string {
+	return slices.DeleteFunc(o.Report.Warnings, func(w string) bool {
 		return s.restore && strings.HasPrefix(w, "originals of vrf stay in ") || strings.HasPrefix(w, "vrf: contended: ")
 	})
 }
 
 // kept identifies what lies among a name's originals, also in the middle of an exchange.
-func kept(t *testing.T, dir, name string) (ids []identity, err error) {
-	for _, path := range glob(t, dir, ".chandler/originals", name, "*") {
-		id, err := identify(path)
+func kept(t *testing.T, dir, name string) (ids []rig.Identity, err error) {
+	for _, path := range rig.Originals(t, dir, name) {
+		id, err := rig.IdentityOf(path)
 		if err != nil {
 			return nil, err
 		}

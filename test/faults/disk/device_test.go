@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net/rpc"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -19,6 +18,8 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 const pageSize = 4096 // what is lost or kept as one by a power cut
@@ -350,25 +351,20 @@ var sizes = map[string]int64{"ext4": 96 << 20, "xfs": 320 << 20, "btrfs": 256 <<
 // newDisk makes a disk of zeros that lasts as long as the test. It has no file system yet.
 func newDisk(t testing.TB, size int64) *disk {
 	t.Helper()
-	dir, err := os.MkdirTemp(ring.dir, ring.id+"-disk-")
-	must(t, err)
-	self, err := os.Executable()
-	must(t, err)
-	d := &disk{t: t, dir: mkdir(t, filepath.Join(dir, ring.id)), at: mkdir(t, filepath.Join(dir, "at"))}
-	cmd := exec.Command(self, d.dir, fmt.Sprint(size))
-	cmd.Env = append(os.Environ(), roleEnv+"=disk")
+	dir, err := os.MkdirTemp(rig.Dir, "disk-")
+	rig.Must(t, err)
+	d := &disk{t: t, dir: rig.Mkdir(t, filepath.Join(dir, "files")), at: rig.Mkdir(t, filepath.Join(dir, "at"))}
+	cmd := rig.Role(t, "disk", d.dir, fmt.Sprint(size))
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	must(t, err)
-	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	in, inErr := cmd.StdinPipe()
+	out, outErr := cmd.StdoutPipe()
+	rig.Must(t, inErr, outErr, cmd.Start())
 	d.rpc = rpc.NewClient(struct {
 		io.Reader
 		io.WriteCloser
 	}{out, in})
 	t.Cleanup(func() {
-		unmount(t, d.dir)
+		rig.Unmount(t, d.dir)
 		d.rpc.Close()
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("the disk's process: %v", err)
@@ -383,8 +379,7 @@ func newDisk(t testing.TB, size int64) *disk {
 func (d *disk) format(kind string) {
 	d.t.Helper()
 	d.kind = kind
-	args := map[string][]string{"ext4": {"-q", "-F"}, "xfs": {"-q", "-f"}, "btrfs": {"-q", "-f"}}[kind]
-	sh(d.t, "mkfs."+kind, append(args, filepath.Join(d.dir, "disk"))...)
+	rig.Must(d.t, rig.Format(kind, filepath.Join(d.dir, "disk")))
 	d.mount("disk")
 	d.t.Cleanup(func() {
 		if d.mounted {
@@ -397,7 +392,7 @@ func (d *disk) format(kind string) {
 func (d *disk) mount(file string) {
 	d.t.Helper()
 	loop, err := attach(filepath.Join(d.dir, file))
-	must(d.t, err)
+	rig.Must(d.t, err)
 	err = unix.Mount(loop.Name(), d.at, d.kind, 0, "")
 	loop.Close()
 	if err != nil {
@@ -442,7 +437,7 @@ func attach(path string) (*os.File, error) {
 func (d *disk) unmount() {
 	d.t.Helper()
 	d.mounted = false
-	unmount(d.t, d.at)
+	rig.Unmount(d.t, d.at)
 }
 
 func (d *disk) ask(what string, args, reply any) {
@@ -459,7 +454,7 @@ func (d *disk) mark(what string) { d.t.Helper(); d.ask("Mark", what, new(bool)) 
 func (d *disk) sync() {
 	d.t.Helper()
 	f, err := os.Open(d.at)
-	must(d.t, err)
+	rig.Must(d.t, err)
 	defer f.Close()
-	must(d.t, unix.Syncfs(int(f.Fd())))
+	rig.Must(d.t, unix.Syncfs(int(f.Fd())))
 }

@@ -3,9 +3,7 @@
 // behind the build tag faults.
 //
 // The disk is a file of a FUSE file system that keeps every write and every flush in order, below a loop device with a real
-// file system. It lives in a process of its own: whoever used a file system and served it at once could never be ended. Like
-// the other rings it runs itself in namespaces of its own, takes the shipped program from CHANDLER, a bundle in which one file
-// has all names from BUNDLE and one in which each is a file of its own from OTHER_BUNDLE, all absolute paths, and fails if
-// anything that it needs is missing: it never skips. FAULTS_FULL=1 examines every cut and takes minutes, FAULTS_SEED repeats
-// what was drawn by lot.
+// file system. It lives in a process of its own: whoever used a file system and served it at once could never be ended. How
+// the ring runs, and what it needs, is said in the package test/rig. FAULTS_FULL=1 examines every cut and takes minutes, FAULTS_SEED
+// repeats what was drawn by lot.
 package disk

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // BenchmarkBesideEtcd measures what staging does to a program that syncs small writes to the same disk, as etcd does: how
@@ -21,7 +23,7 @@ import (
 func BenchmarkBesideEtcd(b *testing.B) {
 	// A small cloud disk: 2 ms a flush, 100 MB a second.
 	small := Slow{Write: 50 * time.Microsecond, Flush: 2 * time.Millisecond, PerMB: 10 * time.Millisecond}
-	programs := map[string]string{"": ring.chandler}
+	programs := map[string]string{"": rig.Chandler}
 	if other := os.Getenv("CHANDLER_OTHER"); other != "" {
 		programs["other "] = other
 	}
@@ -33,12 +35,12 @@ func BenchmarkBesideEtcd(b *testing.B) {
 					continue
 				}
 				b.Run(which+where+" "+form, func(b *testing.B) {
-					ring.chandler = program
+					rig.Chandler = program
 					var at string
 					if where == "machine" {
 						var err error
 						at, err = os.MkdirTemp(filepath.Dir(programs[""]), "beside-etcd-")
-						must(b, err)
+						rig.Must(b, err)
 						b.Cleanup(func() { os.RemoveAll(at) })
 					} else {
 						d := newDisk(b, 640<<20)
@@ -51,47 +53,47 @@ func BenchmarkBesideEtcd(b *testing.B) {
 			}
 		}
 	}
-	ring.chandler = programs[""]
+	rig.Chandler = programs[""]
 }
 
 func besideEtcd(b *testing.B, at, form string) {
 	log, err := os.Create(filepath.Join(at, "wal"))
-	must(b, err)
+	rig.Must(b, err)
 	defer log.Close()
 	block := make([]byte, 8<<10)
 	put := func() time.Duration {
 		start := time.Now()
 		_, err := log.Write(block)
-		must(b, err, unix.Fdatasync(int(log.Fd())))
+		rig.Must(b, err, unix.Fdatasync(int(log.Fd())))
 		return time.Since(start)
 	}
 	var alone, beside, took []time.Duration
 	for b.Loop() {
-		dir, bundle := mkdir(b, filepath.Join(at, "bin")), ring.multicall
+		dir, bundle := rig.Mkdir(b, filepath.Join(at, "bin")), rig.Multicall
 		switch form {
 		case "update":
-			place(b, ring.separate, dir, allNames(b)...)
+			rig.Place(b, rig.Separate, dir, rig.Reference...)
 		case "separate":
-			bundle = ring.separate
+			bundle = rig.Separate
 		}
 		f, err := os.Open(at)
-		must(b, err, unix.Syncfs(int(f.Fd())))
+		rig.Must(b, err, unix.Syncfs(int(f.Fd())))
 		f.Close()
 		for range 100 {
 			alone = append(alone, put())
 		}
 		start := time.Now()
-		p := call{bundle: bundle, dir: dir}.start(b)
-		ended := make(chan outcome, 1)
-		go func() { ended <- p.wait(); took = append(took, time.Since(start)); close(ended) }()
+		p := rig.Call{Bundle: bundle, Dir: dir}.Start(b)
+		ended := make(chan rig.Outcome, 1)
+		go func() { ended <- p.Wait(); took = append(took, time.Since(start)); close(ended) }()
 		for len(ended) == 0 {
 			beside = append(beside, put())
 		}
-		if o := <-ended; o.code != 0 || len(o.failed()) > 0 {
-			b.Fatal(o.stderr)
+		if o := <-ended; o.Code != 0 || len(o.Failed()) > 0 {
+			b.Fatal(o.Stderr)
 		}
 		<-ended
-		must(b, os.RemoveAll(dir))
+		rig.Must(b, os.RemoveAll(dir))
 	}
 	for what, all := range map[string][]time.Duration{"alone": alone, "beside": beside} {
 		slices.Sort(all)
@@ -104,11 +106,4 @@ func besideEtcd(b *testing.B, at, form string) {
 	b.ReportMetric(float64(len(beside))/float64(b.N), "syncs")
 	b.ReportMetric(float64(took[len(took)/2].Milliseconds()), "ms-staging")
 	b.ReportMetric(0, "ns/op")
-}
-
-func allNames(t testing.TB) (names []string) {
-	for _, path := range glob(t, ring.multicall, "bin/*") {
-		names = append(names, filepath.Base(path))
-	}
-	return names
 }

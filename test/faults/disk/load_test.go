@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // Runs in a row, each of which has something to do now and then: nothing grows, neither in the directory nor in the program.
@@ -19,7 +21,7 @@ func TestManyInARow(t *testing.T) {
 		n = 500
 	}
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "static"), "#!/bin/sh\n# theirs\n", 0o755)
+	rig.Write(t, filepath.Join(dir, "static"), "#!/bin/sh\n# theirs\n", 0o755)
 	var peaks []int64
 	names := 0
 	for i := range n {
@@ -27,22 +29,20 @@ func TestManyInARow(t *testing.T) {
 		if i/2%2 == 1 { // two of each: one that changes all, and one that changes nothing
 			b = ring.fewOlder
 		}
-		o, peak := measured(t, call{bundle: b, dir: dir})
-		if o.code != 0 || len(o.failed())+len(o.report.Warnings) > 0 {
-			t.Fatalf("run %d: exit %d: %s", i, o.code, o.stderr)
+		o, peak := measured(t, rig.Call{Bundle: b, Dir: dir})
+		if o.Code != 0 || len(o.Failed())+len(o.Report.Warnings) > 0 {
+			t.Fatalf("run %d: exit %d: %s", i, o.Code, o.Stderr)
 		}
 		peaks = append(peaks, peak)
-		if left := litter(t, dir, fewNames...); len(left) > 0 {
-			t.Fatalf("run %d left %v", i, left)
-		}
-		switch now := len(tree(t, dir)); {
+		rig.Clean(t, ring.few, dir)
+		switch now := len(rig.Tree(t, dir)); {
 		case i == 3: // both bundles have been here
 			names = now
 		case i > 3 && now != names:
 			t.Fatalf("%d names after run %d, %d after the third", now, i, names)
 		}
 	}
-	holds(t, map[bool]string{false: ring.few, true: ring.fewOlder}[(n-1)/2%2 == 1], dir, fewNames...)
+	rig.Holds(t, map[bool]string{false: ring.few, true: ring.fewOlder}[(n-1)/2%2 == 1], dir, fewNames...)
 	first, last := peaks[:20], peaks[n-20:]
 	slices.Sort(first)
 	slices.Sort(last)
@@ -55,13 +55,13 @@ func TestManyInARow(t *testing.T) {
 
 // measured runs chandler and says how many bytes of memory it or a plugin that it ran took at most. A process begins with
 // what the one that started it has, so that one has to be small.
-func measured(t testing.TB, c call) (outcome, int64) {
+func measured(t testing.TB, c rig.Call) (rig.Outcome, int64) {
 	t.Helper()
 	kib := filepath.Join(t.TempDir(), "kib")
-	c.wrap = []string{"busybox", "time", "-f", "%M", "-o", kib}
-	o := c.run(t)
-	n, err := strconv.ParseInt(strings.TrimSpace(read(t, kib)), 10, 64)
-	must(t, err)
+	c.Wrap = []string{"busybox", "time", "-f", "%M", "-o", kib}
+	o := c.Run(t)
+	n, err := strconv.ParseInt(strings.TrimSpace(rig.Read(t, kib)), 10, 64)
+	rig.Must(t, err)
 	return o, n << 10
 }
 
@@ -72,24 +72,24 @@ func TestFiftyAtOnce(t *testing.T) {
 		n = 50
 	}
 	dir := t.TempDir()
-	place(t, ring.fewOlder, dir, "static", "sbr")
-	before := identified(t, filepath.Join(dir, "static"))
-	var all []*process
+	rig.Place(t, ring.fewOlder, dir, "static", "sbr")
+	before := rig.Identify(t, filepath.Join(dir, "static"))
+	var all []*rig.Process
 	for range n {
-		all = append(all, call{bundle: ring.few, dir: dir, args: []string{"--lock-wait", "10m"}}.start(t))
+		all = append(all, rig.Call{Bundle: ring.few, Dir: dir, Args: []string{"--lock-wait", "10m"}}.Start(t))
 	}
 	most := 0
 	for _, p := range all {
-		open, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+		open, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Cmd.Process.Pid))
 		most = max(most, len(open))
 	}
 	changed := 0
 	for _, p := range all {
-		o := p.wait()
-		if o.code != 0 || len(o.failed())+len(o.report.Warnings) > 0 {
-			t.Fatalf("exit %d: %s", o.code, o.stderr)
+		o := p.Wait()
+		if o.Code != 0 || len(o.Failed())+len(o.Report.Warnings) > 0 {
+			t.Fatalf("exit %d: %s", o.Code, o.Stderr)
 		}
-		for _, r := range o.report.Plugins {
+		for _, r := range o.Report.Plugins {
 			if r.Action != "unchanged" {
 				changed++
 			}
@@ -101,12 +101,8 @@ func TestFiftyAtOnce(t *testing.T) {
 	if most > 32 {
 		t.Errorf("one had %d files open", most)
 	}
-	holds(t, ring.few, dir, fewNames...)
-	if left := litter(t, dir, fewNames...); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
-	if found := glob(t, dir, ".chandler/originals/static/*"); len(found) != 1 || identified(t, found[0]) != before {
-		t.Errorf("kept: %v", found)
-	}
-	stage(t, ring.few, dir).counts(t, 0, 0, 5, 0)
+	rig.Holds(t, ring.few, dir, fewNames...)
+	rig.Clean(t, ring.few, dir)
+	rig.Kept(t, dir, "static", before)
+	rig.Stage(t, ring.few, dir).Counts(t, 0, 0, 5, 0)
 }

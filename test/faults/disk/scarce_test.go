@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // What the ring root has of scarcity, and is not here again: full disks, few open files, small files, no capabilities.
@@ -23,23 +25,23 @@ func insideMounts(script string) []string {
 // A container is given 16 MiB of memory, the plugins that are run to see whether they can included.
 func TestLittleMemory(t *testing.T) {
 	const limit = 16 << 20
-	for _, bundle := range []string{ring.multicall, ring.separate} {
+	for _, bundle := range []string{rig.Multicall, rig.Separate} {
 		for _, update := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, update %v", filepath.Base(bundle), update), func(t *testing.T) {
 				d := newDisk(t, 640<<20) // what is written to a tmpfs would be memory too
 				d.format("ext4")
-				dir := mkdir(t, filepath.Join(d.at, "bin"))
+				dir := rig.Mkdir(t, filepath.Join(d.at, "bin"))
 				if update {
-					place(t, ring.fewOlder, dir, fewNames...)
+					rig.Place(t, ring.fewOlder, dir, fewNames...)
 				}
 				group := memoryGroup(t, limit)
-				o := call{bundle: bundle, dir: dir, wrap: []string{"sh", "-c", `echo $$ >"$0/cgroup.procs"; exec "$@"`, group}}.run(t)
+				o := rig.Call{Bundle: bundle, Dir: dir, Wrap: []string{"sh", "-c", `echo $$ >"$0/cgroup.procs"; exec "$@"`, group}}.Run(t)
 				if update {
-					o.counts(t, 9, 5, 0, 0)
+					o.Counts(t, 9, 5, 0, 0)
 				} else {
-					o.counts(t, 14, 0, 0, 0)
+					o.Counts(t, 14, 0, 0, 0)
 				}
-				holds(t, bundle, dir, allNames(t)...)
+				rig.Holds(t, bundle, dir, rig.Reference...)
 				for _, file := range []string{"memory.max_usage_in_bytes", "memory.peak"} {
 					if peak, err := os.ReadFile(filepath.Join(group, file)); err == nil {
 						n, _ := strconv.ParseInt(strings.TrimSpace(string(peak)), 10, 64)
@@ -57,15 +59,15 @@ func TestLittleMemory(t *testing.T) {
 // memoryGroup makes a cgroup of either version with a limit.
 func memoryGroup(t *testing.T, limit int64) string {
 	t.Helper()
-	group, file := "/sys/fs/cgroup/memory/"+ring.id, "memory.limit_in_bytes"
-	if !exists("/sys/fs/cgroup/memory") {
-		group, file = "/sys/fs/cgroup/"+ring.id, "memory.max"
+	group, file := "/sys/fs/cgroup/memory/"+rig.ID, "memory.limit_in_bytes"
+	if !rig.Exists("/sys/fs/cgroup/memory") {
+		group, file = "/sys/fs/cgroup/"+rig.ID, "memory.max"
 	}
-	must(t, os.Mkdir(group, 0o755))
+	rig.Must(t, os.Mkdir(group, 0o755))
 	t.Cleanup(func() {
-		eventually(t, "the cgroup is removed", func() bool { return os.Remove(group) == nil })
+		rig.Eventually(t, "the cgroup is removed", func() bool { return os.Remove(group) == nil })
 	})
-	must(t, os.WriteFile(filepath.Join(group, file), []byte(fmt.Sprint(limit)), 0o644))
+	rig.Must(t, os.WriteFile(filepath.Join(group, file), []byte(fmt.Sprint(limit)), 0o644))
 	return group
 }
 
@@ -81,20 +83,12 @@ func TestBareContainer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			place(t, ring.fewOlder, dir, "static", "sbr")
-			log := filepath.Join(t.TempDir(), "log")
-			write(t, log, "", 0o644)
-			c := call{bundle: ring.few, dir: dir, wrap: insideMounts(script), log: log}
-			o := c.run(t)
-			o.counts(t, 3, 2, 0, 0)
-			if o.stderr != "" || !strings.HasSuffix(read(t, log), ": 3 new, 2 replaced, 0 unchanged\n") {
-				t.Errorf("stderr %q, the termination log %q", o.stderr, read(t, log))
-			}
-			holds(t, ring.few, dir, fewNames...)
-			if left := litter(t, dir, fewNames...); len(left) > 0 {
-				t.Errorf("left: %v", left)
-			}
-			c.run(t).counts(t, 0, 0, 5, 0)
+			rig.Place(t, ring.fewOlder, dir, "static", "sbr")
+			c := rig.Call{Bundle: ring.few, Dir: dir, Wrap: insideMounts(script)}
+			c.Run(t).Counts(t, 3, 2, 0, 0)
+			rig.Holds(t, ring.few, dir, fewNames...)
+			rig.Clean(t, ring.few, dir)
+			c.Run(t).Counts(t, 0, 0, 5, 0)
 		})
 	}
 }
@@ -102,15 +96,15 @@ func TestBareContainer(t *testing.T) {
 // Outside a pod there is no termination log: none is made, and nothing is said of it.
 func TestNoTerminationLog(t *testing.T) {
 	const log = "/dev/termination-log"
-	if exists(log) {
+	if rig.Exists(log) {
 		t.Fatalf("%s is there: this shows nothing", log)
 	}
 	dir := t.TempDir()
-	o := call{bundle: ring.few, dir: dir, log: log}.run(t)
-	o.counts(t, 5, 0, 0, 0)
-	if o.stderr != "" || exists(log) {
-		t.Errorf("stderr %q, the log is there: %v", o.stderr, exists(log))
+	o := rig.Call{Bundle: ring.few, Dir: dir, NoLog: true, Args: []string{"--termination-log", log}}.Run(t)
+	if o.Code != 0 || o.Stderr != "" || rig.Exists(log) {
+		t.Errorf("exit %d, stderr %q, the log is there: %v", o.Code, o.Stderr, rig.Exists(log))
 	}
+	rig.Holds(t, ring.few, dir)
 }
 
 // The disk has no inode left for the k-th thing that staging makes, for each k: the files, the marks, the folders of originals,
@@ -121,58 +115,52 @@ func TestDiskIsFullAtEachInode(t *testing.T) {
 			failures, kept := 0, 0
 			for k := 0; ; k++ {
 				at := t.TempDir()
-				must(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=200m,nr_inodes=200"))
+				rig.Must(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=200m,nr_inodes=200"))
 				t.Run(fmt.Sprint(k), func(t *testing.T) {
-					t.Cleanup(func() { unmount(t, at) })
-					dir := mkdir(t, filepath.Join(at, "bin"))
-					before := make(map[string]identity)
+					t.Cleanup(func() { rig.Unmount(t, at) })
+					dir := rig.Mkdir(t, filepath.Join(at, "bin"))
+					before := make(map[string]rig.Identity)
 					if update {
-						place(t, ring.fewOlder, dir, "static", "sbr", "vrf")
+						rig.Place(t, ring.fewOlder, dir, "static", "sbr", "vrf")
 						for _, name := range []string{"static", "sbr", "vrf"} {
-							before[name] = identified(t, filepath.Join(dir, name))
+							before[name] = rig.Identify(t, filepath.Join(dir, name))
 						}
 					}
 					var st unix.Statfs_t
-					must(t, unix.Statfs(at, &st))
-					must(t, unix.Mount("tmpfs", at, "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("nr_inodes=%d", int(st.Files-st.Ffree)+k)))
-					o := stage(t, ring.few, dir)
-					failed := o.failed()
-					if o.code != 0 || o.report.Outcome != "staged" {
-						t.Fatalf("exit %d: %s", o.code, o.stderr)
+					rig.Must(t, unix.Statfs(at, &st))
+					rig.Must(t, unix.Mount("tmpfs", at, "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("nr_inodes=%d", int(st.Files-st.Ffree)+k)))
+					o := rig.Stage(t, ring.few, dir)
+					failed := o.Failed()
+					if o.Code != 0 || o.Report.Outcome != "staged" {
+						t.Fatalf("exit %d: %s", o.Code, o.Stderr)
 					}
-					failures = len(failed) + len(o.report.Warnings)
+					failures = len(failed) + len(o.Report.Warnings)
 					for _, name := range fewNames {
 						path := filepath.Join(dir, name)
 						cause, bad := failed[name]
 						switch was, had := before[name]; {
 						case !bad:
-							holds(t, ring.few, dir, name)
+							rig.Holds(t, ring.few, dir, name)
 							if had {
 								kept++
-								if found := glob(t, dir, ".chandler/originals", name, "*"); len(found) != 1 || identified(t, found[0]) != was {
-									t.Errorf("%s: kept %v", name, found)
-								}
+								rig.Kept(t, dir, name, was)
 							}
 						case !strings.Contains(cause, "no space left on device"):
 							t.Errorf("%s: %s", name, cause)
-						case had && identified(t, path) != was:
+						case had && rig.Identify(t, path) != was:
 							t.Errorf("%s failed and is another file", name)
-						case !had && exists(path):
+						case !had && rig.Exists(path):
 							t.Errorf("%s failed and is there", name)
 						}
 					}
-					if left := litter(t, dir, fewNames...); len(left) > 0 {
-						t.Errorf("left: %v", left)
+					rig.Clean(t, ring.few, dir)
+					rig.Must(t, unix.Mount("tmpfs", at, "tmpfs", unix.MS_REMOUNT, "nr_inodes=200"))
+					if o := rig.Stage(t, ring.few, dir); o.Code != 0 || len(o.Failed())+len(o.Report.Warnings) > 0 {
+						t.Fatalf("exit %d: %s", o.Code, o.Stderr)
 					}
-					must(t, unix.Mount("tmpfs", at, "tmpfs", unix.MS_REMOUNT, "nr_inodes=200"))
-					if o := stage(t, ring.few, dir); o.code != 0 || len(o.failed())+len(o.report.Warnings) > 0 {
-						t.Fatalf("exit %d: %s", o.code, o.stderr)
-					}
-					holds(t, ring.few, dir, fewNames...)
+					rig.Holds(t, ring.few, dir, fewNames...)
 					for name, was := range before {
-						if found := glob(t, dir, ".chandler/originals", name, "*"); len(found) != 1 || identified(t, found[0]) != was {
-							t.Errorf("%s: kept %v", name, found)
-						}
+						rig.Kept(t, dir, name, was)
 					}
 				})
 				if t.Failed() || failures == 0 {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/chandler-cni/chandler/test/rig"
 )
 
 // crawling is a disk that has trouble: a fifth of a second for a flush.
@@ -19,39 +21,37 @@ func TestSlowDisk(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			d := newDisk(t, sizes[kind])
 			d.format(kind)
-			dir := mkdir(t, filepath.Join(d.at, "bin"))
-			place(t, ring.fewOlder, dir, "static", "sbr")
+			dir := rig.Mkdir(t, filepath.Join(d.at, "bin"))
+			rig.Place(t, ring.fewOlder, dir, "static", "sbr")
 			d.sync()
 			d.slow(crawling)
 			start := time.Now()
-			first := call{bundle: ring.few, dir: dir}.start(t)
-			eventually(t, "the first has begun", func() bool { return len(glob(t, dir, ".chandler/tmp/*")) > 0 })
-			second := call{bundle: ring.few, dir: dir, args: []string{"--lock-wait", "10m"}}.start(t)
-			hasty := call{bundle: ring.few, dir: dir, args: []string{"--lock-wait", "100ms"}}.start(t)
-			o := first.wait()
+			first := rig.Call{Bundle: ring.few, Dir: dir}.Start(t)
+			rig.Eventually(t, "the first has begun", func() bool { return len(rig.Glob(t, dir, ".chandler/tmp/*")) > 0 })
+			second := rig.Call{Bundle: ring.few, Dir: dir, Args: []string{"--lock-wait", "10m"}}.Start(t)
+			hasty := rig.Call{Bundle: ring.few, Dir: dir, Args: []string{"--lock-wait", "100ms"}}.Start(t)
+			o := first.Wait()
 			took := time.Since(start)
-			if o.code != 0 || len(o.failed())+len(o.report.Warnings) > 0 {
-				t.Fatalf("the first: exit %d: %s", o.code, o.stderr)
+			if o.Code != 0 || len(o.Failed())+len(o.Report.Warnings) > 0 {
+				t.Fatalf("the first: exit %d: %s", o.Code, o.Stderr)
 			}
-			holds(t, ring.few, dir, fewNames...)
-			if o = hasty.wait(); o.code != 0 || len(o.failed()) > 0 || !strings.Contains(o.stderr, "another staging held the lock for 100ms; went on without it") {
-				t.Fatalf("the hasty one: exit %d: %s", o.code, o.stderr)
+			rig.Holds(t, ring.few, dir, fewNames...)
+			if o = hasty.Wait(); o.Code != 0 || len(o.Failed()) > 0 || !strings.Contains(o.Stderr, "another staging held the lock for 100ms; went on without it") {
+				t.Fatalf("the hasty one: exit %d: %s", o.Code, o.Stderr)
 			}
-			second.wait().counts(t, 0, 0, 5, 0)
+			second.Wait().Counts(t, 0, 0, 5, 0)
 			d.slow(Slow{})
 			if took < time.Second {
 				t.Errorf("it took %s: the disk was not slow", took)
 			}
 			t.Logf("the first took %s", took.Round(10*time.Millisecond))
-			holds(t, ring.few, dir, fewNames...)
+			rig.Holds(t, ring.few, dir, fewNames...)
 			for _, name := range []string{"static", "sbr"} {
-				if kept := glob(t, dir, ".chandler/originals", name, "*"); len(kept) != 1 {
+				if kept := rig.Originals(t, dir, name); len(kept) != 1 {
 					t.Errorf("%s: kept %v", name, kept)
 				}
 			}
-			if left := litter(t, dir, fewNames...); len(left) > 0 {
-				t.Errorf("left: %v", left)
-			}
+			rig.Clean(t, ring.few, dir)
 		})
 	}
 }
