@@ -1290,3 +1290,40 @@ func TestMarkIsTakenMeanwhile(t *testing.T) {
 	}
 	inPlace(t, bin, ref("new", "v1"))
 }
+
+// What was taken from under a name and could not be given back lies where the report says, until the next run.
+func TestRestoreCannotGiveBack(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	bridge := old(t, path, hostdir.File)
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	var theirs string
+	t.Run("fault", func(t *testing.T) {
+		real, calls := exchange, 0
+		swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+			if calls++; calls > 1 {
+				return &fs.PathError{Op: "rename", Path: to, Err: syscall.EIO}
+			}
+			must(t, os.Remove(path))
+			write(t, path, "came meanwhile", 0o711)
+			theirs = ident(t, path)
+			return real(d, from, name, to)
+		})
+		r := restored(t, RestoreOptions{BinDir: bin})
+		want(t, r, "bridge:failed")
+		_, at, said := strings.Cut(result(t, r, "bridge").Cause, "; what stood there lies in ")
+		if !said {
+			t.Fatalf("%s", r.Text())
+		}
+		if now := ident(t, filepath.Join(bin, at)); now != theirs {
+			t.Errorf("there is %s\nwant %s", now, theirs)
+		}
+	})
+	restored(t, RestoreOptions{BinDir: bin})
+	if now := ident(t, path); now != bridge {
+		t.Errorf("bridge is %s\nwas %s", now, bridge)
+	}
+	if now := ident(t, newest(t, bin, "bridge")); now != theirs {
+		t.Errorf("kept is %s\nwant %s", now, theirs)
+	}
+}
