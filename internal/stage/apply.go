@@ -26,12 +26,12 @@ var (
 	chmodFile  = (*os.File).Chmod
 	syncFile   = (*os.File).Sync
 	closeFile  = (*os.File).Close
-	openFile   = (*hostdir.Dir).OpenFile // of the bin dir's and the folder's files, to see what they are
-	openBelow  = (*hostdir.Dir).OpenBelow
 	syncDir    = (*hostdir.Dir).Sync
 	publish    = (*hostdir.Dir).Publish
 	exchange   = (*hostdir.Dir).Exchange
 	replace    = (*hostdir.Dir).Replace
+	openFile   = (*hostdir.Dir).OpenFile // to see what a file in the bin dir or the folder is
+	openBelow  = (*hostdir.Dir).OpenBelow
 )
 
 // apply carries out the plan. An error is the bundle's or the context's, and means that nothing was published.

@@ -3,6 +3,7 @@ package stage
 import (
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -172,4 +173,19 @@ func FuzzLedger(f *testing.F) {
 			t.Error(diff)
 		}
 	})
+}
+
+// A ledger that may not outlast a power cut is told of.
+func TestLedgerThatIsNotSynced(t *testing.T) {
+	bin := t.TempDir()
+	real := syncDir
+	swapVar(t, &syncDir, func(d *hostdir.Dir) error {
+		if _, err := os.Lstat(filepath.Join(bin, storeName, ledgerName)); err == nil && filepath.Base(d.Path()) == storeName {
+			return &fs.PathError{Op: "sync", Path: d.Path(), Err: syscall.EIO}
+		}
+		return real(d)
+	})
+	r := stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	want(t, r, "bridge:new")
+	wantWarnings(t, r, "this run is not recorded: sync")
 }

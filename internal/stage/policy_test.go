@@ -354,6 +354,28 @@ func TestPolicyOfTheUnread(t *testing.T) {
 	}
 }
 
+// What cannot even be looked at may not be there: it has failed, and no policy that asks for it has kept it.
+func TestPolicyOfTheUnseen(t *testing.T) {
+	if !unprivileged(t) {
+		return
+	}
+	bin := t.TempDir()
+	write(t, filepath.Join(bin, "bridge"), "theirs", 0o755)
+	must(t, os.Chmod(bin, 0o600))
+	t.Cleanup(func() { os.Chmod(bin, 0o700) })
+	b := packed(t, "v1.9.1", built("bridge", "v1.9.1"), built("ptp", "v1.9.1"))
+	for _, o := range []Options{{Policy: Missing}, {Policy: Newer}, {Policy: Newer, Unknown: KeepUnknown}} {
+		o.BinDir = bin
+		r := Run(t.Context(), b, o)
+		checkReport(t, r)
+		want(t, r, "bridge:failed ptp:failed")
+		if cause := result(t, r, "ptp").Cause; !strings.HasPrefix(cause, "stat: permission denied") {
+			t.Errorf("%s: %q", o.Policy, cause)
+		}
+	}
+	want(t, Run(t.Context(), b, Options{BinDir: bin, Policy: Never}), "bridge:kept ptp:kept")
+}
+
 // Where the folder cannot be opened, nobody can say what is ours.
 func TestPolicyWithoutTheFolder(t *testing.T) {
 	bin := t.TempDir()

@@ -1383,3 +1383,79 @@ func TestMarkIsTakenMeanwhile(t *testing.T) {
 	}
 	inPlace(t, bin, ref("new", "v1"))
 }
+
+// What was taken from under a name and could not be given back lies where the report says, until the next run.
+func TestRestoreCannotGiveBack(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	bridge := old(t, path, hostdir.File)
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	var theirs string
+	t.Run("fault", func(t *testing.T) {
+		real, calls := exchange, 0
+		swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+			if calls++; calls > 1 {
+				return &fs.PathError{Op: "rename", Path: to, Err: syscall.EIO}
+			}
+			must(t, os.Remove(path))
+			write(t, path, "came meanwhile", 0o711)
+			theirs = ident(t, path)
+			return real(d, from, name, to)
+		})
+		r := restored(t, RestoreOptions{BinDir: bin})
+		want(t, r, "bridge:failed")
+		_, at, said := strings.Cut(result(t, r, "bridge").Cause, "; what stood there lies in ")
+		if !said {
+			t.Fatalf("%s", r.Text())
+		}
+		if now := ident(t, filepath.Join(bin, at)); now != theirs {
+			t.Errorf("there is %s\nwant %s", now, theirs)
+		}
+	})
+	restored(t, RestoreOptions{BinDir: bin})
+	if now := ident(t, path); now != bridge {
+		t.Errorf("bridge is %s\nwas %s", now, bridge)
+	}
+	if now := ident(t, newest(t, bin, "bridge")); now != theirs {
+		t.Errorf("kept is %s\nwant %s", now, theirs)
+	}
+}
+
+// What is dropped may have been what stood there: then nobody may say that nothing did.
+func TestPurgeOfTheUnread(t *testing.T) {
+	bin := t.TempDir()
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	t.Run("fault", func(t *testing.T) {
+		unread(t, func(_ *hostdir.Dir, name string) bool {
+			return strings.HasPrefix(name, swapPrefix) || strings.HasSuffix(name, unreadDigest)
+		})
+		stage(t, packed(t, "v2", ref("bridge", "v2")), Options{BinDir: bin})
+		if dropped, _, err := Purge(t.Context(), RestoreOptions{BinDir: bin}); err != nil || len(dropped) != 1 || dropped[0].SHA256 != unreadDigest {
+			t.Errorf("%v, %v", dropped, err)
+		}
+	})
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:failed")
+	if err := result(t, r, "bridge").Err; !errors.Is(err, ErrNotKept) {
+		t.Errorf("%v", err)
+	}
+	inPlace(t, bin, ref("bridge", "v2"))
+}
+
+// That what was dropped may come back with a power cut is told.
+func TestPurgeIsSynced(t *testing.T) {
+	bin := t.TempDir()
+	write(t, filepath.Join(bin, "bridge"), "theirs", 0o711)
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	slot := filepath.Join(bin, storeName, originalsName, "bridge")
+	real := syncDir
+	swapVar(t, &syncDir, func(d *hostdir.Dir) error {
+		if files, err := os.ReadDir(slot); err == nil && len(files) == 0 && d.Path() == slot {
+			return &fs.PathError{Op: "sync", Path: slot, Err: syscall.EIO}
+		}
+		return real(d)
+	})
+	if dropped, _, err := Purge(t.Context(), RestoreOptions{BinDir: bin}); !errors.Is(err, syscall.EIO) || len(dropped) != 1 {
+		t.Errorf("%v, %v", dropped, err)
+	}
+}

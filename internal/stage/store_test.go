@@ -463,3 +463,36 @@ func TestDryRunOfADamagedBundle(t *testing.T) {
 		t.Errorf("%s", r.Text())
 	}
 }
+
+// An original that has another name somewhere else, as a file of many names has, is kept as long as any.
+func TestLinkedOriginalsStay(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	write(t, path, "theirs", 0o711)
+	must(t, os.Link(path, filepath.Join(bin, "busybox")))
+	bridge := ident(t, path)
+	b := packed(t, "v1", ref("bridge", "v1"))
+	stage(t, b, Options{BinDir: bin})
+	stage(t, b, Options{BinDir: bin})
+	if now := ident(t, newest(t, bin, "bridge")); now != bridge {
+		t.Errorf("kept is %s\nwas %s", now, bridge)
+	}
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:put back")
+	if now := ident(t, path); now != bridge {
+		t.Errorf("bridge is %s\nwas %s", now, bridge)
+	}
+}
+
+// One of ours that could not be read when it was replaced does not make staging forget that nothing stood there.
+func TestUnreadIsNotWhatStoodThere(t *testing.T) {
+	bin := t.TempDir()
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	t.Run("fault", func(t *testing.T) {
+		unread(t, func(_ *hostdir.Dir, name string) bool { return strings.HasPrefix(name, swapPrefix) })
+		r := stage(t, packed(t, "v2", ref("bridge", "v2")), Options{BinDir: bin})
+		want(t, r, "bridge:replaced")
+		wantWarnings(t, r, "whose it was that was replaced could not be found out")
+	})
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:removed")
+	wantGone(t, filepath.Join(bin, storeName))
+}
