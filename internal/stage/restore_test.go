@@ -1366,3 +1366,72 @@ func TestPurgeIsSynced(t *testing.T) {
 		t.Errorf("%v, %v", dropped, err)
 	}
 }
+
+// An original that is no file by the time of its turn is not put back.
+func TestRestoreOriginalChangesMeanwhile(t *testing.T) {
+	bin := t.TempDir()
+	for _, name := range []string{"bridge", "ptp"} {
+		write(t, filepath.Join(bin, name), "theirs", 0o711)
+	}
+	files := set("v1", "bridge", "ptp")
+	stage(t, packed(t, "v1", files...), Options{BinDir: bin})
+	kept := newest(t, bin, "ptp")
+	real := exchange
+	swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+		if to == "bridge" {
+			must(t, os.Remove(kept))
+			must(t, os.Mkdir(kept, 0o755))
+		}
+		return real(d, from, name, to)
+	})
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:put back ptp:failed")
+	var left *LeftError
+	if err := result(t, r, "ptp").Err; !errors.As(err, &left) {
+		t.Errorf("%v", err)
+	}
+	inPlace(t, bin, files[1])
+}
+
+// An original that has two names, since a run without flags of rename was killed between the giving of the one and the taking of the
+// other, is put back.
+func TestRestoreOriginalOfTwoNames(t *testing.T) {
+	bin := t.TempDir()
+	bridge := old(t, filepath.Join(bin, "bridge"), hostdir.File)
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	kept := newest(t, bin, "bridge")
+	var st unix.Stat_t
+	must(t, unix.Lstat(kept, &st))
+	must(t, os.Link(kept, filepath.Join(filepath.Dir(kept), backName(st.Ino, original{file: filepath.Base(kept)}))))
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:put back")
+	wantWarnings(t, r)
+	if now := ident(t, filepath.Join(bin, "bridge")); now != bridge {
+		t.Errorf("bridge is %s\nwas %s", now, bridge)
+	}
+	wantGone(t, filepath.Join(bin, storeName))
+}
+
+// What somebody writes into our file, just as it is taken back, is theirs, and stays.
+func TestRestoreWrittenToMeanwhile(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	old(t, path, hostdir.File)
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	var theirs string
+	real := exchange
+	swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+		if theirs == "" {
+			write(t, path, "theirs", 0o755) // in place
+			theirs = ident(t, path)
+		}
+		return real(d, from, name, to)
+	})
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:left")
+	if now := ident(t, path); now != theirs {
+		t.Errorf("there is %s\nwant %s", now, theirs)
+	}
+	if kept := originals(t, bin, "bridge"); len(kept) != 1 {
+		t.Errorf("kept %q", kept)
+	}
+}
