@@ -1435,3 +1435,63 @@ func TestRestoreWrittenToMeanwhile(t *testing.T) {
 		t.Errorf("kept %q", kept)
 	}
 }
+
+// What lies in a mark's place when the marks go is no mark, and stays.
+func TestMarksPlaceIsTakenMeanwhile(t *testing.T) {
+	bin := t.TempDir()
+	write(t, filepath.Join(bin, "bridge"), "older", 0o711)
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	away := filepath.Join(bin, storeName, stagedName, mark("bridge", absentMark))
+	var theirs string
+	real := exchange
+	swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+		write(t, away, "theirs", 0o711)
+		theirs = ident(t, away)
+		return real(d, from, name, to)
+	})
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:put back")
+	wantWarnings(t, r, errUnsettled.Error())
+	if now := ident(t, away); now != theirs {
+		t.Errorf("there is %s\nwant %s", now, theirs)
+	}
+}
+
+// What an interrupted restoring has in its hands, and cannot be ours, gets its name back whether it can be read or not.
+func TestUnreadAwayGoesBack(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	away := filepath.Join(bin, storeName, stagedName, mark("bridge", absentMark))
+	must(t, os.Remove(path))
+	write(t, away, "theirs", 0o711)
+	theirs := ident(t, away)
+	unread(t, func(_ *hostdir.Dir, name string) bool { return name == filepath.Base(away) })
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:left")
+	if now := ident(t, path); now != theirs {
+		t.Errorf("there is %s\nwant %s", now, theirs)
+	}
+}
+
+// What may be ours, and cannot be read, stays where an interrupted restoring has put it: under its name again, there would be no mark
+// that nothing stood there.
+func TestUnreadAwayStays(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	away := filepath.Join(bin, storeName, stagedName, mark("bridge", absentMark))
+	must(t, os.Rename(path, away))
+	ours := ident(t, away)
+	t.Run("fault", func(t *testing.T) {
+		unread(t, func(_ *hostdir.Dir, name string) bool { return name == filepath.Base(away) })
+		r := restored(t, RestoreOptions{BinDir: bin})
+		want(t, r, "bridge:failed")
+		wantWarnings(t, r, "could not be filed: open: input/output error")
+	})
+	wantGone(t, path)
+	if now := ident(t, away); now != ours {
+		t.Errorf("there is %s\nwas %s", now, ours)
+	}
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:left")
+	wantGone(t, filepath.Join(bin, storeName))
+}
