@@ -245,3 +245,31 @@ func TestBinDirReplaced(t *testing.T) {
 		}
 	}
 }
+
+// Our file that stands where a directory could not be given back is known for ours, so that the next run can give it back.
+func TestCannotBePutBackIsMarked(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	write(t, path, "theirs", 0o711)
+	b := packed(t, "v1", ref("bridge", "v1"))
+	t.Run("fault", func(t *testing.T) {
+		real, calls := exchange, 0
+		swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+			if calls++; calls > 1 {
+				return &fs.PathError{Op: "rename", Path: to, Err: syscall.EIO}
+			}
+			must(t, os.Remove(path))
+			put(t, path, hostdir.Folder)
+			return real(d, from, name, to)
+		})
+		want(t, Run(t.Context(), b, Options{BinDir: bin}), "bridge:failed")
+	})
+	inPlace(t, bin, ref("bridge", "v1"))
+	if _, err := os.Lstat(filepath.Join(bin, storeName, stagedName, mark("bridge", sum(ref("bridge", "v1").data)))); err != nil {
+		t.Errorf("it is not known for ours: %v", err)
+	}
+	want(t, stage(t, b, Options{BinDir: bin}), "bridge:failed")
+	if info, err := os.Lstat(path); err != nil || !info.IsDir() {
+		t.Errorf("%v, %v", info, err)
+	}
+}

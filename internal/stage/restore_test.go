@@ -1459,3 +1459,132 @@ func TestPurgeIsSynced(t *testing.T) {
 		t.Errorf("%v, %v", dropped, err)
 	}
 }
+
+// An original that is no file by the time of its turn is not put back.
+func TestRestoreOriginalChangesMeanwhile(t *testing.T) {
+	bin := t.TempDir()
+	for _, name := range []string{"bridge", "ptp"} {
+		write(t, filepath.Join(bin, name), "theirs", 0o711)
+	}
+	files := set("v1", "bridge", "ptp")
+	stage(t, packed(t, "v1", files...), Options{BinDir: bin})
+	kept := newest(t, bin, "ptp")
+	real := exchange
+	swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+		if to == "bridge" {
+			must(t, os.Remove(kept))
+			must(t, os.Mkdir(kept, 0o755))
+		}
+		return real(d, from, name, to)
+	})
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:put back ptp:failed")
+	var left *LeftError
+	if err := result(t, r, "ptp").Err; !errors.As(err, &left) {
+		t.Errorf("%v", err)
+	}
+	inPlace(t, bin, files[1])
+}
+
+// An original that has two names, since a run without flags of rename was killed between the giving of the one and the taking of the
+// other, is put back.
+func TestRestoreOriginalOfTwoNames(t *testing.T) {
+	bin := t.TempDir()
+	bridge := old(t, filepath.Join(bin, "bridge"), hostdir.File)
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	kept := newest(t, bin, "bridge")
+	var st unix.Stat_t
+	must(t, unix.Lstat(kept, &st))
+	must(t, os.Link(kept, filepath.Join(filepath.Dir(kept), backName(st.Ino, original{file: filepath.Base(kept)}))))
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:put back")
+	wantWarnings(t, r)
+	if now := ident(t, filepath.Join(bin, "bridge")); now != bridge {
+		t.Errorf("bridge is %s\nwas %s", now, bridge)
+	}
+	wantGone(t, filepath.Join(bin, storeName))
+}
+
+// What somebody writes into our file, just as it is taken back, is theirs, and stays.
+func TestRestoreWrittenToMeanwhile(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	old(t, path, hostdir.File)
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	var theirs string
+	real := exchange
+	swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+		if theirs == "" {
+			write(t, path, "theirs", 0o755) // in place
+			theirs = ident(t, path)
+		}
+		return real(d, from, name, to)
+	})
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:left")
+	if now := ident(t, path); now != theirs {
+		t.Errorf("there is %s\nwant %s", now, theirs)
+	}
+	if kept := originals(t, bin, "bridge"); len(kept) != 1 {
+		t.Errorf("kept %q", kept)
+	}
+}
+
+// What lies in a mark's place when the marks go is no mark, and stays.
+func TestMarksPlaceIsTakenMeanwhile(t *testing.T) {
+	bin := t.TempDir()
+	write(t, filepath.Join(bin, "bridge"), "older", 0o711)
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	away := filepath.Join(bin, storeName, stagedName, mark("bridge", absentMark))
+	var theirs string
+	real := exchange
+	swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+		write(t, away, "theirs", 0o711)
+		theirs = ident(t, away)
+		return real(d, from, name, to)
+	})
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:put back")
+	wantWarnings(t, r, errUnsettled.Error())
+	if now := ident(t, away); now != theirs {
+		t.Errorf("there is %s\nwant %s", now, theirs)
+	}
+}
+
+// What an interrupted restoring has in its hands, and cannot be ours, gets its name back whether it can be read or not.
+func TestUnreadAwayGoesBack(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	away := filepath.Join(bin, storeName, stagedName, mark("bridge", absentMark))
+	must(t, os.Remove(path))
+	write(t, away, "theirs", 0o711)
+	theirs := ident(t, away)
+	unread(t, func(_ *hostdir.Dir, name string) bool { return name == filepath.Base(away) })
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:left")
+	if now := ident(t, path); now != theirs {
+		t.Errorf("there is %s\nwant %s", now, theirs)
+	}
+}
+
+// What may be ours, and cannot be read, stays where an interrupted restoring has put it: under its name again, there would be no mark
+// that nothing stood there.
+func TestUnreadAwayStays(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	away := filepath.Join(bin, storeName, stagedName, mark("bridge", absentMark))
+	must(t, os.Rename(path, away))
+	ours := ident(t, away)
+	t.Run("fault", func(t *testing.T) {
+		unread(t, func(_ *hostdir.Dir, name string) bool { return name == filepath.Base(away) })
+		r := restored(t, RestoreOptions{BinDir: bin})
+		want(t, r, "bridge:failed")
+		wantWarnings(t, r, "could not be filed: open: input/output error")
+	})
+	wantGone(t, path)
+	if now := ident(t, away); now != ours {
+		t.Errorf("there is %s\nwas %s", now, ours)
+	}
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:left")
+	wantGone(t, filepath.Join(bin, storeName))
+}
