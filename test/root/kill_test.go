@@ -156,7 +156,7 @@ func TestLeftoversOfAKilledRun(t *testing.T) {
 		immutable(t, stuck)
 		o := rig.Stage(t, ring.few, dir)
 		o.Counts(t, 4, 0, 0, 0)
-		o.Says(t, "warning: leftovers of an earlier run stay: remove: operation not permitted")
+		o.Says(t, "warning: leftovers of an earlier run stay: remove .chandler/tmp/gone/static: operation not permitted")
 		rig.Holds(t, ring.few, dir)
 		if rig.Read(t, stuck) != "torn" {
 			t.Fatal("what could not be removed was written to")
