@@ -221,7 +221,7 @@ func scenes() []*scene {
 			kept: map[string]string{first: "policy missing, different ("},
 			set:  func(d *desk) error { return errors.Join(stagedBefore(d, ring.older), foreignFile(d, first)) }},
 		{name: "policy newer", args: stageArgs(ring.bundle, "--policy", "newer"), bundle: ring.bundle, few: true, foreign: ring.names,
-			kept: map[string]string{first: "same version, different build", second: "same version, different build"},
+			kept: map[string]string{first: "v1.9.1 (same version, different build)", second: "v1.9.1 (same version, different build)"},
 			set: func(d *desk) error {
 				return errors.Join(foreignBuild(d, first), os.Symlink(first, filepath.Join(d.dir, second)))
 			}},
