@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -833,5 +834,73 @@ func TestErrorsSayWhat(t *testing.T) {
 	var p *fs.PathError
 	if err := d.Close(); !errors.As(err, &p) || p.Op != "close" || p.Path != path {
 		t.Errorf("close: %v", err)
+	}
+}
+
+// Where the file system knows no flags of rename, a file whose old name cannot be taken away is published all the same.
+func TestPublishWhereTheOldNameStays(t *testing.T) {
+	real := renameat2
+	renameat2 = func(int, string, int, string, uint) error { return unix.EINVAL }
+	defer func() { renameat2 = real }()
+	const nobody = 65534
+	src, from := openTemp(t)
+	dst, to := openTemp(t)
+	file := filepath.Join(from, "file")
+	must(t, os.WriteFile(file, []byte("x"), 0o644))
+	if os.Geteuid() == 0 {
+		for _, path := range []string{from, to, file} {
+			must(t, os.Chown(path, nobody, nobody))
+		}
+	}
+	must(t, os.Chmod(from, 0o500))
+	defer os.Chmod(from, 0o700)
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never given up: it ends with the goroutine
+		if os.Geteuid() == 0 {
+			unix.Setfsuid(nobody)
+		}
+		done <- dst.Publish(src, "file", "published")
+	}()
+	err := <-done
+	var stays *StaysError
+	if !errors.As(err, &stays) || !errors.Is(err, unix.EACCES) {
+		t.Errorf("%v", err)
+	}
+	if data, err := os.ReadFile(filepath.Join(to, "published")); err != nil || string(data) != "x" {
+		t.Errorf("%q, %v", data, err)
+	}
+}
+
+// A file was touched if anything of it is another than it was.
+func TestUntouched(t *testing.T) {
+	e := Entry{Kind: File, Size: 7, ModTime: time.Unix(1, 2), Dev: 3, Ino: 4}
+	if !e.Untouched(e) {
+		t.Error("it is not what it is")
+	}
+	for what, change := range map[string]func(e *Entry){
+		"kind": func(e *Entry) { e.Kind = Symlink }, "size": func(e *Entry) { e.Size++ }, "time": func(e *Entry) { e.ModTime = time.Unix(1, 3) },
+		"device": func(e *Entry) { e.Dev++ }, "inode": func(e *Entry) { e.Ino++ },
+	} {
+		o := e
+		if change(&o); e.Untouched(o) || o.Untouched(e) {
+			t.Errorf("another %s is not told", what)
+		}
+	}
+}
+
+// A call that a signal interrupted is made again; any other error is the caller's.
+func TestInterruptedCalls(t *testing.T) {
+	for _, last := range []error{nil, unix.EIO} {
+		n := 0
+		err := retry(func() error {
+			if n++; n < 4 {
+				return unix.EINTR
+			}
+			return last
+		})
+		if err != last || n != 4 {
+			t.Errorf("%v after %d calls, want %v", err, n, last)
+		}
 	}
 }
