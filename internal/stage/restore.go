@@ -521,10 +521,8 @@ func (r *restore) replace(t *takeback, on string) error {
 	if err != nil || t.action == Left {
 		return errors.Join(err, t.slot.Remove(old)) // another name of what stands there
 	}
-	if given(publish(t.slot, t.slot, old, on)) != nil { // where an exchange would have put it
-		_, err = r.store.settle(context.WithoutCancel(r.ctx), t.slot, t.name, old, keepSure)
-		r.leftover(t, path.Join(originalsName, t.name), old, err)
-	}
+	_, err = r.store.settle(context.WithoutCancel(r.ctx), t.slot, t.name, old, keepSure)
+	r.leftover(t, path.Join(originalsName, t.name), old, err)
 	return nil
 }
 
@@ -742,7 +740,7 @@ func (s *store) dismiss(done []*takeback) error {
 		fail(syncDir(s.staged))
 	}
 	for _, t := range done {
-		if t.back != "" {
+		if t.back != "" && len(errs) == 0 { // else the next run has to know what is done, and that a mark says nothing any more
 			fail(t.slot.Remove(doneName(t.back)))
 		}
 	}

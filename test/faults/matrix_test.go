@@ -137,6 +137,8 @@ func (s *scene) known(t *testing.T) []fault {
 		{"restore somebody's", "unlinkat", "/ledger.json", unix.EIO, "once"},
 		{"restore a file and nothing", "unlinkat", "/originals/static", unix.EIO, "once"},
 		{"restore without flags of rename", "unlinkat", "/swap-", unix.EIO, "once"},
+		// A mark that could not be removed stayed for ever, and would have brought back an older original.
+		{"restore one of two originals", "unlinkat", "/static@", unix.ESTALE, "once"},
 		// That an earlier run's leftovers stay was told once more, and not of what.
 		{"restore after a killed run", "getdents64", "/.chandler/tmp", unix.EPERM, "once"},
 		// A folder of originals that could not be looked into was said to be somebody's.
