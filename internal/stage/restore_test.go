@@ -1579,12 +1579,12 @@ func TestUnreadAwayStays(t *testing.T) {
 		unread(t, func(_ *hostdir.Dir, name string) bool { return name == filepath.Base(away) })
 		r := restored(t, RestoreOptions{BinDir: bin})
 		want(t, r, "bridge:failed")
-		wantWarnings(t, r, "could not be filed: open: input/output error")
+		wantWarnings(t, r, "could not be filed: open bridge@absent: input/output error")
 	})
 	wantGone(t, path)
 	if now := ident(t, away); now != ours {
 		t.Errorf("there is %s\nwas %s", now, ours)
 	}
-	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:left")
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:removed")
 	wantGone(t, filepath.Join(bin, storeName))
 }

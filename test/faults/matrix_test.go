@@ -72,7 +72,7 @@ func TestEverySystemCallFails(t *testing.T) {
 	// A pair that was never met is a hole in the matrix.
 	for _, name := range slices.Sorted(maps.Keys(met.names)) {
 		for _, errno := range errnos {
-			if !met.triples[triple{name, errno, "once"}] {
+			if !answers(name, errno) && !met.triples[triple{name, errno, "once"}] {
 				t.Errorf("%s never failed with %s", name, unix.ErrnoName(errno))
 			}
 		}
@@ -180,6 +180,9 @@ func (s *scene) known(t *testing.T) []fault {
 	return known
 }
 
+// answers says whether the errno is not that the call failed but what it has to say: that a link leads out of the directory.
+func answers(name string, errno unix.Errno) bool { return name == "openat2" && errno == unix.EXDEV }
+
 func failing(name string, k int, errno unix.Errno, mode string) fault {
 	return fault{name: name, k: k, action: tracer.Fail, errno: errno, mode: mode}
 }
@@ -189,6 +192,9 @@ func (s *scene) every() []fault {
 	var all []fault
 	for _, c := range s.calls {
 		for _, errno := range errnos {
+			if answers(c.Name, errno) {
+				continue
+			}
 			all = append(all, failing(c.Name, c.K, errno, "once"))
 			if errno != unix.EINTR { // a call that is interrupted for ever never ends
 				all = append(all, failing(c.Name, c.K, errno, "on"))
@@ -245,6 +251,9 @@ func (l *lottery) faults(s *scene) []fault {
 		ks := l.random.Perm(count[name])
 		rest := (len(errnos) + l.scenes[name] - 1) / l.scenes[name]
 		for i := range max(rest, min(len(ks), most)) {
+			if answers(name, errnos[l.turn[name]%len(errnos)]) {
+				l.turn[name]++
+			}
 			all = append(all, failing(name, ks[i%len(ks)]+1, errnos[l.turn[name]%len(errnos)], "once"))
 			l.turn[name]++
 		}

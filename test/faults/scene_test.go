@@ -355,7 +355,8 @@ func (f fault) String() string {
 
 // meant says whether a call is one of those that the fault counts.
 func (f fault) meant(c *tracer.Call) bool {
-	return c.Name == f.name && (strings.HasSuffix(c.Path, f.path) || strings.HasSuffix(f.path, "-") && strings.Contains(c.Path, f.path))
+	return c.Name == f.name && (strings.HasSuffix(c.Path, f.path) || strings.HasSuffix(f.path, "-") && strings.Contains(c.Path, f.path) ||
+		strings.HasSuffix(f.path, "@") && strings.Contains(c.Path, f.path))
 }
 
 // decide carries out a fault, and adds to hits the calls that met it.
