@@ -304,7 +304,7 @@ func TestRunDirWhileOthersClear(t *testing.T) {
 			select {
 			case <-stop:
 				return
-			case <-time.After(5 * time.Millisecond): // a run does this once, and not for ever
+			case <-time.After(10 * time.Millisecond): // a run does this once, and not for ever
 			}
 			s, err := openStore(dir, true)
 			if err == nil {
