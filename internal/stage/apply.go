@@ -633,6 +633,9 @@ func (r *run) takes(p *piece, slot *hostdir.Dir, file string, theirs hostdir.Ent
 	if err := again.look(r.b, r.dir, slot, file); err != nil {
 		return err
 	}
+	if again.Found.State == Equal {
+		return nil // the bundle's file, which only has more names, or fewer, than the layout wants
+	}
 	reason, _, err := r.keeps(&again, slot, file)
 	if reason != "" {
 		return errJudgeAnew

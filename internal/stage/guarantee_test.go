@@ -679,10 +679,25 @@ func TestGuarantee8SameBytesBefore(t *testing.T) {
 			if got := ident(t, newest(t, bin, "bridge")); got != theirs {
 				t.Errorf("kept %s, was %s", got, theirs)
 			}
-			want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:put back")
+			if killed {
+				t.Run("killed again", func(t *testing.T) {
+					swapVar(t, &syncDir, func(*hostdir.Dir) error { panic("killed") })
+					defer func() {
+						if recover() != "killed" {
+							t.Error("it was not")
+						}
+					}()
+					Restore(t.Context(), RestoreOptions{BinDir: bin})
+				})
+			}
+			r := restored(t, RestoreOptions{BinDir: bin})
+			if !r.Complete() || r.Count(PutBack)+r.Count(Left) != 1 || r.Count(Left) > 0 && !killed {
+				t.Errorf("%s", r.Text())
+			}
 			if now := ident(t, path); now != theirs {
 				t.Errorf("bridge is %s\nwas %s", now, theirs)
 			}
+			wantGone(t, filepath.Join(bin, storeName))
 		})
 	}
 }

@@ -198,6 +198,18 @@ func TestPoliciesOfOurOwnFiles(t *testing.T) {
 	}
 }
 
+// The layout can be changed under every policy but never: what is linked is ours, and the bundle's.
+func TestPoliciesAndLayouts(t *testing.T) {
+	b := packed(t, "v1.9.1", file{"bridge", bundle.Main, builtAs("one", "v1.9.1", "")}, file{"vlan", bundle.Main, builtAs("one", "v1.9.1", "")})
+	for _, policy := range []Policy{Replace, Newer, Missing} {
+		bin := t.TempDir()
+		stage(t, b, Options{BinDir: bin, Layout: Linked})
+		want(t, stage(t, b, Options{BinDir: bin, Policy: policy}), "bridge:unchanged vlan:replaced")
+		want(t, stage(t, b, Options{BinDir: bin, Policy: policy}), "bridge:unchanged vlan:unchanged")
+		want(t, stage(t, b, Options{BinDir: bin, Policy: policy, Layout: Linked}), "bridge:unchanged vlan:replaced")
+	}
+}
+
 // What does not say its version is of that of the bundle that it was staged from, as long as the ledger knows; then --unknown decides.
 func TestPoliciesOfOurOwnUnknown(t *testing.T) {
 	for _, test := range []struct {

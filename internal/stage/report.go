@@ -66,7 +66,7 @@ type Result struct {
 	Action    Action      `json:"action"`
 	SHA256    string      `json:"sha256,omitempty"`    // of the bundle's file; of what was put back, if it could be read
 	Original  string      `json:"original,omitempty"`  // where what was replaced is kept, or where what is put back lay, below the bin dir
-	Own       bool        `json:"own,omitempty"`       // what was replaced was staged earlier and nobody has touched it: none of it is kept
+	Own       bool        `json:"own,omitempty"`       // what was replaced was staged earlier and nobody has written to it: none of it is kept
 	Dropped   bool        `json:"dropped,omitempty"`   // what was replaced was somebody else's and is not kept: NoKeep
 	Changed   bool        `json:"changed,omitempty"`   // what was put back was written to after it was replaced
 	Contended *Contention `json:"contended,omitempty"` // replaced again and again

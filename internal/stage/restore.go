@@ -258,7 +258,12 @@ func (t *takeback) look(ctx context.Context, s *store) error {
 		return errInterrupted
 	case err != nil:
 		return err
-	case t.digest == "":
+	}
+	if done, err := t.lookAtBack(ctx, s); done || err != nil {
+		t.older = len(kept)
+		return err
+	}
+	if t.digest == "" {
 		t.found = describeFound(s.bin, t.name, t.entry)
 		t.older = len(kept)
 		return t.lookAtTheirs(ctx, s)
@@ -272,24 +277,30 @@ func (t *takeback) look(ctx context.Context, s *store) error {
 	if err != nil {
 		return err
 	}
-	if !absent {
+	switch {
+	case absent:
+		t.action = Removed
+	case exact(t.entry):
 		return ErrNotKept
+	default: // it may be an original with the very bytes, which an interrupted run has put back
+		t.action, t.cause = Left, "has the bytes that staging put there, and nothing is kept to put back: "+t.found.String()
 	}
-	t.action = Removed
 	return nil
 }
 
-// lookAtTheirs decides about a name under which stands what is not ours: the original, if an interrupted restoring has come as far,
-// or what somebody has put there.
-func (t *takeback) lookAtTheirs(ctx context.Context, s *store) error {
+// lookAtBack says whether an interrupted restoring has given the original its name again. That can have the bytes of ours.
+func (t *takeback) lookAtBack(ctx context.Context, s *store) (bool, error) {
 	back, o, err := s.isBack(t.slot, t.name)
-	if err != nil {
-		return err
+	if back == "" || err != nil {
+		return false, err
 	}
-	if back != "" {
-		t.action, t.original, t.back, t.inode, t.sha256 = PutBack, o, back, t.entry.Ino, ""
-		return t.checkOriginal(ctx, s.bin, t.name, t.entry)
-	}
+	t.found = describeFound(s.bin, t.name, t.entry)
+	t.action, t.original, t.back, t.inode, t.sha256 = PutBack, o, back, t.entry.Ino, ""
+	return true, t.checkOriginal(ctx, s.bin, t.name, t.entry)
+}
+
+// lookAtTheirs decides about a name under which stands what somebody else has put there.
+func (t *takeback) lookAtTheirs(ctx context.Context, s *store) error {
 	t.action, t.sha256 = Left, ""
 	marked, err := s.marked(t.name)
 	absent, err2 := s.markedAbsent(t.name)
@@ -753,7 +764,7 @@ func (s *store) dismiss(done []*takeback) error {
 			}
 		}
 	}
-	empty, err := s.empty()
+	empty, err := s.empty(names)
 	fail(err)
 	if empty {
 		fail(s.dismantle())
@@ -826,8 +837,9 @@ func (s *store) strange() (found []string) {
 	return found
 }
 
-// empty says whether neither a mark nor an original is in the folder, and the ledger has nothing of which only it knows.
-func (s *store) empty() (bool, error) {
+// empty says whether neither a mark nor an original is in the folder, and the ledger has nothing of which only it knows but the names
+// that are done.
+func (s *store) empty(done []string) (bool, error) {
 	for _, d := range []*hostdir.Dir{s.staged, s.originals} {
 		if d == nil {
 			continue
@@ -836,7 +848,7 @@ func (s *store) empty() (bool, error) {
 			return false, err
 		}
 	}
-	return len(s.unmarked(context.Background(), nil)) == 0, nil
+	return len(s.unmarked(context.Background(), done)) == 0, nil
 }
 
 // remainsError says what of the folder could not be taken away.
