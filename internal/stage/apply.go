@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -209,12 +210,12 @@ func writeFile(ctx context.Context, dir *hostdir.Dir, p bundle.Plugin, src *os.F
 		}
 	}()
 	if checked {
-		n, err := io.Copy(dst, src)
-		if err == nil && n != p.Size {
-			err = io.ErrShortWrite
-		}
-		if err != nil {
+		if _, err := io.Copy(dst, src); err != nil {
 			return err
+		}
+		// What was copied before the kernel's way failed and another was taken, io.Copy does not count.
+		if info, err := dst.Stat(); err != nil || info.Size() != p.Size {
+			return cmp.Or(err, io.ErrShortWrite)
 		}
 	} else if err := copyHashed(ctx, output{dst}, src, p); err != nil {
 		return err

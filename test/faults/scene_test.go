@@ -552,8 +552,7 @@ func carriedOut(s *scene, t *try) []problem {
 				if it != before {
 					add("report", "%s is said to have failed (%s) and is %s; it was %s", p.Name, p.Cause, it, before)
 				}
-			case !strings.Contains(p.Cause, cause) && !(t.fault.name == "copy_file_range" && strings.HasPrefix(p.Cause, "short write")):
-				// Go copies another way when the kernel's fails, and only how much was copied tells.
+			case !strings.Contains(p.Cause, cause):
 				add("cause", "%s failed for %q, and not for %s", p.Name, p.Cause, cause)
 			case s.kept[p.Name] != "" && strings.Contains(p.Cause, "in place"):
 				add("report", "%s is somebody's and is said to be in place: %s", p.Name, p.Cause)
