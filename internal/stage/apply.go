@@ -360,9 +360,10 @@ func (r *run) publish() (any bool) {
 		if !p.pending() {
 			continue
 		}
+		p.first = slices.Contains(made, mark(p.Plugin.Name, p.Plugin.SHA256))
 		if r.ctx.Err() != nil {
 			p.Err = errInterrupted
-		} else if p.Err = r.publishOne(p, slices.Contains(made, mark(p.Plugin.Name, p.Plugin.SHA256))); p.Err == nil {
+		} else if p.Err = r.publishOne(p); p.Err == nil {
 			p.published, any = true, true
 			continue
 		} else if errors.Is(p.Err, errJudgeAnew) {
@@ -446,9 +447,8 @@ func (e *undurableError) Unwrap() error { return e.err }
 // attempts bounds how often a name may change under our hands before staging leaves it to whoever is changing it.
 const attempts = 16
 
-// publishOne gives the file of p its name, in one atomic step. What stands there by now decides, not what the plan saw. The first
-// says whether its digest has never been published under this name.
-func (r *run) publishOne(p *piece, first bool) error {
+// publishOne gives the file of p its name, in one atomic step. What stands there by now decides, not what the plan saw.
+func (r *run) publishOne(p *piece) error {
 	name := p.Plugin.Name
 	if p.Found.State == Absent {
 		err := given(publish(r.dir, r.store.run, name, name))
@@ -471,7 +471,7 @@ func (r *run) publishOne(p *piece, first bool) error {
 		return err
 	}
 	swap := swapName(p.Plugin.SHA256, r.store.runName)
-	if first {
+	if p.first {
 		swap = swapName(p.Plugin.SHA256, firstTime+r.store.runName)
 	}
 	if err := given(publish(slot, r.store.run, name, swap)); err != nil {
@@ -583,7 +583,7 @@ var errContended = errors.New("replaced by another program at every attempt")
 func (r *run) replace(p *piece, slot *hostdir.Dir, swap string) error {
 	name := p.Plugin.Name
 	old := swapName(unreadDigest, r.store.runName) // of another digest than ours, which is in no other place yet
-	if first(swap) {
+	if p.first {
 		old = swapName(p.Plugin.SHA256, firstTime+"old-"+r.store.runName)
 	}
 	if err := slot.Link(r.dir, name, old); err != nil {

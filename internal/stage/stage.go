@@ -204,6 +204,7 @@ type run struct {
 type piece struct {
 	Item
 	written   bool   // lies whole, checked and synced in the run's folder
+	first     bool   // its digest was never published under its name before
 	published bool   // stands under its name
 	original  string // where what it replaced is kept
 	displaced string // digest of what it replaced, if that was not ours
