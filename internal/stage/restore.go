@@ -589,6 +589,9 @@ func (r *restore) settle() {
 				err = syncDir(t.slot)
 			}
 			r.leftover(t, path.Join(originalsName, t.name), t.back, err)
+			if files, err := t.slot.Names(); err == nil { // another's may have come out of an exchange that was interrupted
+				t.older = len(parseOriginals(files))
+			}
 		}
 		// What was left may go one day, and its original is to come back then.
 		if t.err == nil && !t.stays && !(t.action == Left && t.older > 0) {
