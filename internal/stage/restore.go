@@ -589,7 +589,6 @@ func (r *restore) settle() {
 				err = syncDir(t.slot)
 			}
 			r.leftover(t, path.Join(originalsName, t.name), t.back, err)
-			t.older = r.others(t) // another's may have come out of an exchange that was interrupted
 		}
 		// What was left may go one day, and its original is to come back then.
 		if t.err == nil && !t.stays && !(t.action == Left && t.older > 0) {
@@ -599,17 +598,6 @@ func (r *restore) settle() {
 	if err := r.store.dismiss(done); err != nil {
 		r.warn("%s", located(r.dir, err))
 	}
-}
-
-// others counts the originals of a name but the one that was put back, which may have its old name still.
-func (r *restore) others(t *takeback) (n int) {
-	files, _ := t.slot.Names() // for telling only
-	for _, o := range parseOriginals(files) {
-		if e, err := t.slot.Stat(o.file); err == nil && e.Ino != t.inode {
-			n++
-		}
-	}
-	return n
 }
 
 // say adds what is worth knowing of the whole.

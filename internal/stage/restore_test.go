@@ -742,28 +742,6 @@ func TestRestoreRacesUnseen(t *testing.T) {
 	}
 }
 
-// An interrupted exchange has brought what somebody had put there meanwhile: it is kept, and that is told.
-func TestRestoreBroughtAnothers(t *testing.T) {
-	bin := t.TempDir()
-	path := filepath.Join(bin, "bridge")
-	bridge := old(t, path, hostdir.File)
-	stage(t, packed(t, "v1", set("v1", "bridge")...), Options{BinDir: bin})
-	kept := newest(t, bin, "bridge")
-	var st unix.Stat_t
-	must(t, unix.Lstat(kept, &st))
-	must(t, os.Rename(kept, path))
-	write(t, filepath.Join(filepath.Dir(kept), backName(st.Ino, original{file: filepath.Base(kept)})), "another's", 0o755)
-	r := restored(t, RestoreOptions{BinDir: bin})
-	want(t, r, "bridge:put back")
-	wantWarnings(t, r, "originals of bridge stay in .chandler/originals")
-	if now := ident(t, path); now != bridge {
-		t.Errorf("bridge is %s\nwas %s", now, bridge)
-	}
-	if data, err := os.ReadFile(newest(t, bin, "bridge")); err != nil || string(data) != "another's" {
-		t.Errorf("kept is %q, %v", data, err)
-	}
-}
-
 // Where the marks are lost, the ledger knows what must not pass unsaid.
 func TestRestoreWithoutMarks(t *testing.T) {
 	bin := t.TempDir()

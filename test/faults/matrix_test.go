@@ -137,8 +137,6 @@ func (s *scene) known(t *testing.T) []fault {
 		{"restore somebody's", "unlinkat", "/ledger.json", unix.EIO, "once"},
 		{"restore a file and nothing", "unlinkat", "/originals/static", unix.EIO, "once"},
 		{"restore without flags of rename", "unlinkat", "/swap-", unix.EIO, "once"},
-		// The old name of what was put back was told as an older original.
-		{"restore without flags of rename", "unlinkat", "/originals/static/1-", unix.ENOMEM, "once"},
 		// A mark that could not be removed stayed for ever, and would have brought back an older original.
 		{"restore one of two originals", "unlinkat", "/static@", unix.ESTALE, "once"},
 		// That an earlier run's leftovers stay was told once more, and not of what.
