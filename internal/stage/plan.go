@@ -200,7 +200,7 @@ func (it *Item) look(b *bundle.Bundle, bin, dir *hostdir.Dir, name string) error
 // leadsNowhere says that what a link leads to is not there, no file, or out of the directory: then it is of no version.
 func leadsNowhere(err error) bool {
 	var p *fs.PathError
-	return errors.As(err, &p) && p.Op != "read" && slices.ContainsFunc([]error{fs.ErrNotExist, hostdir.ErrNotRegular, unix.EXDEV, unix.ELOOP, unix.ENOTDIR, unix.ENAMETOOLONG, unix.ENOSYS},
+	return errors.Is(err, fs.ErrNotExist) || errors.As(err, &p) && p.Op == "open" && slices.ContainsFunc([]error{hostdir.ErrNotRegular, unix.EXDEV, unix.ELOOP, unix.ENOTDIR, unix.ENAMETOOLONG, unix.ENOSYS},
 		func(target error) bool { return errors.Is(err, target) })
 }
 
