@@ -96,14 +96,20 @@ func (s *store) stagedFrom(name, digest string) string {
 	return l.Plugins[name].Version
 }
 
-// recorded says whether the ledger has it that staging put the very bytes that stand under name there.
-func (s *store) recorded(ctx context.Context, name string) bool {
+// stands says whether a file with this digest stands under name.
+func (s *store) stands(ctx context.Context, name, digest string) bool {
 	e, err := s.bin.Stat(name)
 	if err != nil || e.Kind != hostdir.File {
 		return false
 	}
-	digest, err := digestOf(ctx, s.bin, name, e)
-	return err == nil && s.stagedFrom(name, digest) != ""
+	there, err := digestOf(ctx, s.bin, name, e)
+	return err == nil && there == digest
+}
+
+// recorded says whether the ledger has it that staging put the very bytes that stand under name there.
+func (s *store) recorded(ctx context.Context, name string) bool {
+	l, err := s.readLedger()
+	return err == nil && s.stands(ctx, name, l.Plugins[name].SHA256)
 }
 
 // unmarked lists the names that only the ledger knows, under which stands what staging put there: their marks were lost.
@@ -115,8 +121,8 @@ func (s *store) unmarked(ctx context.Context, known []string) (names []string) {
 	if err != nil {
 		return nil
 	}
-	for name := range l.Plugins {
-		if plugin.CheckName(name) == nil && !slices.Contains(known, name) && s.recorded(ctx, name) {
+	for name, e := range l.Plugins {
+		if plugin.CheckName(name) == nil && !slices.Contains(known, name) && s.stands(ctx, name, e.SHA256) {
 			names = append(names, name)
 		}
 	}
