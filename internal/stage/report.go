@@ -263,7 +263,10 @@ func ParseText(text string) (*Summary, error) {
 		}
 		return said
 	}
-	s.Failed, s.Kept = heads(failed), heads(untouched)
+	s.Failed = heads(failed)
+	if kept > 0 { // else the line is the cause of a plugin that is called left or kept
+		s.Kept = heads(untouched)
+	}
 	if len(s.Kept) != kept {
 		return nil, fmt.Errorf("parse report: %d names kept or left, and not %d", len(s.Kept), kept)
 	}

@@ -284,6 +284,8 @@ func FuzzReport(f *testing.F) {
 	f.Add("a", "", "b", "", "\x1b[1m", "\n", "\xff\u202e", uint8(255), uint8(2))
 	f.Add("a", "", "b", "", "no bundle", "", "", uint8(0), uint8(3))
 	f.Add("left", "left: x", "kept", "kept: a", "no bundle", "", "", uint8(5), uint8(5))
+	f.Add("left", "left: x", "kept", "kept: a", "no bundle", "", "", uint8(4), uint8(5))
+	f.Add("kept", "kept: a", "hint", "hint: x", "no bundle", "hint: x", "hint: x", uint8(4), uint8(0))
 	f.Fuzz(func(t *testing.T, name1, cause1, name2, cause2, path, warning, hint string, n, outcome uint8) {
 		var failures []string
 		for _, p := range [][2]string{{name1, cause1}, {name2, cause2}} {
