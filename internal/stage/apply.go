@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -423,17 +422,6 @@ func (r *run) settle() {
 		return
 	}
 	r.record(done)
-}
-
-// marksOf returns the marks of made that speak of the plugin name.
-func marksOf(made []string, name string) []string {
-	var of []string
-	for _, m := range made {
-		if strings.HasPrefix(m, mark(name, "")) {
-			of = append(of, m)
-		}
-	}
-	return of
 }
 
 // undurableError says that a file was published and that the disk would not confirm it.

@@ -214,33 +214,6 @@ func (s *store) keptIn(ctx context.Context, slot *hostdir.Dir, name string) ([]o
 	}), nil
 }
 
-// markedNames returns the names that staging has marked, in order.
-func (s *store) markedNames() (names []string, err error) {
-	if s.staged == nil {
-		return nil, nil
-	}
-	marks, err := s.staged.Names()
-	for _, m := range marks {
-		if at := strings.LastIndexByte(m, '@'); at > 0 && plugin.CheckName(m[:at]) == nil {
-			names = append(names, m[:at])
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names), err
-}
-
-// markedAbsent says whether nothing stood under name when staging put a file there.
-func (s *store) markedAbsent(name string) (bool, error) {
-	if s.staged == nil {
-		return false, nil
-	}
-	e, err := s.staged.Stat(mark(name, absentMark))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil && empty(e), err
-}
-
 // errUnsettled says that what an interrupted run has left under a name has not found its place yet: before it has, nobody can say what
 // is to stand there.
 var errUnsettled = errors.New("what an interrupted run has left could not be filed yet")
@@ -465,62 +438,8 @@ func (s *store) slot(name string) (*hostdir.Dir, error) {
 	return d, err
 }
 
-func mark(name, what string) string { return name + "@" + what }
-
-// ours says whether the file of this digest and entry under name is one that staging put there. That somebody has given it another
-// mode or owner since does not make it theirs: it would be taken for an original, and put back over the real one.
-// The marks are looked at when it is asked, so that what another run has published since this one began counts as well.
-// An error says why that cannot be found out.
-func (s *store) ours(name, digest string, e hostdir.Entry) (bool, error) {
-	if s.staged == nil || e.Kind != hostdir.File || digest == unreadDigest {
-		return false, nil
-	}
-	_, err := s.staged.Stat(mark(name, digest))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// oursIn is ours of a file that has to do with an exchange under way. Before the exchange the swap name has our new file, with the
-// digest that the name says; after it, perhaps our last one. A digest that is not known proves nothing; nor does the mark of a
-// digest that is being published for the first time, of bytes that were somebody's before.
-func (s *store) oursIn(swap, name, digest string, e hostdir.Entry) (bool, error) {
-	if digest != unreadDigest && digest == swapDigest(swap) && (exact(e) || first(swap)) {
-		return exact(e), nil
-	}
-	return s.ours(name, digest, e)
-}
-
 // exact says whether a file's metadata is what staging leaves.
 func exact(e hostdir.Entry) bool { return e.Kind == hostdir.File && metadataDiffers(e) == "" }
-
-// mark records, durably once the directory of the marks is synced, that this run is about to publish these digests under
-// these names. It returns the marks that were not there before, also with an error.
-func (s *store) mark(names ...string) (made []string, err error) {
-	if !s.hasMarks {
-		renew(&s.staged)
-		s.hasMarks = true
-	}
-	staged, err := s.open(&s.staged, stagedName)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		f, err := staged.Create(name)
-		if errors.Is(err, fs.ErrExist) {
-			continue
-		}
-		if err != nil {
-			return made, err
-		}
-		made = append(made, name)
-		if err := f.Close(); err != nil {
-			return made, err
-		}
-	}
-	return made, nil
-}
 
 // oursAfterAll says whether an original that could not be read when it was kept is one of ours. If anything may be changed, it is
 // removed then.
@@ -541,58 +460,6 @@ func (s *store) oursAfterAll(ctx context.Context, slot *hostdir.Dir, name string
 		ours = slot.Remove(o.file) == nil
 	}
 	return ours
-}
-
-// remark makes sure of marks of what has been published without the bin dir's lock: a restoring, which holds it, may have
-// taken them away meanwhile.
-func (s *store) remark(names ...string) error {
-	renew(&s.dir, &s.staged)
-	if _, err := s.mark(names...); err != nil {
-		return err
-	}
-	return syncDir(s.staged)
-}
-
-// marked says whether staging knows that it has put something under name.
-func (s *store) marked(name string) (bool, error) {
-	if s.staged == nil {
-		return false, nil
-	}
-	marks, err := s.staged.Names()
-	return len(marksOf(marks, name)) > 0, err
-}
-
-// unmarkAbsent forgets, durably, that nothing stood under name once.
-func (s *store) unmarkAbsent(name string) error {
-	if s.staged == nil {
-		return nil
-	}
-	err := s.removeMark(mark(name, absentMark))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return syncDir(s.staged)
-}
-
-// removeMark removes a mark, but not a file on its way out.
-func (s *store) removeMark(name string) error {
-	e, err := s.staged.Stat(name)
-	if err != nil {
-		return err
-	}
-	if !empty(e) {
-		return &fs.PathError{Op: "remove", Path: path.Join(s.staged.Path(), name), Err: errUnsettled}
-	}
-	return s.staged.Remove(name)
-}
-
-func (s *store) unmark(names []string) {
-	for _, name := range names {
-		s.removeMark(name) // one that stays speaks of a file that is not there: harmless
-	}
 }
 
 // clear puts right what earlier runs left. It must hold the lock. What cannot be cleared is not worth failing for.
@@ -712,9 +579,6 @@ func (s *store) settleAways(ctx context.Context) error {
 	}
 	return errors.Join(errs...)
 }
-
-// empty says whether a mark is a mark, and not a file on its way out.
-func empty(e hostdir.Entry) bool { return e.Kind == hostdir.File && e.Size == 0 }
 
 // settleAway decides what becomes of a file that lies in the place of a mark on its way out of its name: one of ours is removed.
 // Anything else gets its name again, or is kept as its newest original if something stands there by now. What cannot be found out
