@@ -351,7 +351,7 @@ func (r *run) publish() (any bool) {
 		err = syncDir(r.store.staged)
 	}
 	if err != nil {
-		r.store.unmark(made)
+		r.unmark(made)
 		r.failPending(err)
 		return false
 	}
@@ -372,12 +372,26 @@ func (r *run) publish() (any bool) {
 		if errors.As(p.Err, &stuck) {
 			continue // our file may stand there, and has to be known for ours
 		}
-		r.store.unmark(marksOf(made, p.Plugin.Name))
+		r.unmark(marksOf(made, p.Plugin.Name))
 	}
 	if r.unlocked && any {
 		r.remark()
 	}
 	return any
+}
+
+// unmark takes back marks that this run has made for what it then did not publish. Another run found them there, and did not make
+// them: so they stay while one works in the folder, and where one has published what they speak of. A mark that stays for nothing
+// speaks of a file that is not there: harmless.
+func (r *run) unmark(made []string) {
+	if r.unlocked || r.store.accompanied() {
+		return
+	}
+	for _, m := range made {
+		if !r.store.recordedMark(context.WithoutCancel(r.ctx), m) {
+			r.store.removeMark(m)
+		}
+	}
 }
 
 // remark makes sure that what was published without the lock is known for ours.
@@ -443,12 +457,12 @@ func (r *run) publishOne(p *piece) error {
 		if !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		// Somebody was quicker. What they put there is theirs, and is kept like anything else that was there.
+		// Somebody was quicker. What they put there is kept like anything else that was there, and then the mark goes that nothing was:
+		// unless they are another staging.
 		if p.policy != Replace {
 			return errJudgeAnew
 		}
 		p.Action, p.Found = Replaced, Found{State: Different, Detail: "came while this ran"}
-		r.store.unmark([]string{mark(name, absentMark)})
 	}
 	slot, err := r.store.slot(name)
 	if err != nil {

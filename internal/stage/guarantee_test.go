@@ -469,6 +469,11 @@ func TestGuarantee6(t *testing.T) {
 							t.Errorf("portmap: kept %q, want the foreign one alone", kept)
 						}
 					}
+					// And all of it can be taken back.
+					wantWarnings(t, restored(t, RestoreOptions{BinDir: bin}))
+					if left := list(t, bin); !slices.Equal(left, []string{"portmap"}) || ident(t, filepath.Join(bin, "portmap")) != theirs {
+						t.Errorf("there is %q", left)
+					}
 				})
 			}
 		}

@@ -112,6 +112,17 @@ func (s *store) recorded(ctx context.Context, name string) bool {
 	return err == nil && s.stands(ctx, name, l.Plugins[name].SHA256)
 }
 
+// recordedMark says whether the ledger has it that staging put what stands under a mark's name there, and that is what the mark
+// speaks of.
+func (s *store) recordedMark(ctx context.Context, m string) bool {
+	l, err := s.readLedger()
+	if err != nil {
+		return false
+	}
+	name, e := markedName(m), l.Plugins[markedName(m)]
+	return (m == mark(name, e.SHA256) || m == mark(name, absentMark)) && s.stands(ctx, name, e.SHA256)
+}
+
 // unmarked lists the names that only the ledger knows, under which stands what staging put there: their marks were lost.
 func (s *store) unmarked(ctx context.Context, known []string) (names []string) {
 	if s.dir == nil {

@@ -16,6 +16,14 @@ import (
 
 func mark(name, what string) string { return name + "@" + what }
 
+// markedName is the name that a mark speaks of; empty if it is no mark.
+func markedName(m string) string {
+	if at := strings.LastIndexByte(m, '@'); at > 0 && plugin.CheckName(m[:at]) == nil {
+		return m[:at]
+	}
+	return ""
+}
+
 // marksOf returns the marks of made that speak of the plugin name.
 func marksOf(made []string, name string) []string {
 	var of []string
@@ -125,12 +133,6 @@ func (s *store) removeMark(name string) error {
 	return s.staged.Remove(name)
 }
 
-func (s *store) unmark(names []string) {
-	for _, name := range names {
-		s.removeMark(name) // one that stays speaks of a file that is not there: harmless
-	}
-}
-
 // markedNames returns the names that staging has marked, in order.
 func (s *store) markedNames() (names []string, err error) {
 	if s.staged == nil {
@@ -138,8 +140,8 @@ func (s *store) markedNames() (names []string, err error) {
 	}
 	marks, err := s.staged.Names()
 	for _, m := range marks {
-		if at := strings.LastIndexByte(m, '@'); at > 0 && plugin.CheckName(m[:at]) == nil {
-			names = append(names, m[:at])
+		if name := markedName(m); name != "" {
+			names = append(names, name)
 		}
 	}
 	slices.Sort(names)

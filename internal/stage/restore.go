@@ -816,10 +816,7 @@ func (s *store) strange() (found []string) {
 	look(s.dir, "", func(name string) bool {
 		return slices.Contains([]string{tmpName, originalsName, stagedName, ledgerName}, name)
 	})
-	look(s.staged, stagedName, func(name string) bool {
-		at := strings.LastIndexByte(name, '@')
-		return at > 0 && plugin.CheckName(name[:at]) == nil
-	})
+	look(s.staged, stagedName, func(m string) bool { return markedName(m) != "" })
 	if s.originals == nil {
 		return found
 	}

@@ -625,12 +625,26 @@ func (s *store) alive(swap string) bool {
 		return false
 	}
 	defer tmp.Close()
-	run, err := tmp.Sub(swapRun(swap))
+	return lives(tmp, swapRun(swap))
+}
+
+// lives says whether a run holds its folder's lock.
+func lives(tmp *hostdir.Dir, run string) bool {
+	dir, err := tmp.Sub(run)
 	if err != nil {
 		return false
 	}
-	defer run.Close()
-	return errors.Is(run.TryLock(), hostdir.ErrLocked)
+	defer dir.Close()
+	return errors.Is(dir.TryLock(), hostdir.ErrLocked)
+}
+
+// accompanied says whether another run works in the folder beside this one, or may.
+func (s *store) accompanied() bool {
+	if s.tmp == nil {
+		return false
+	}
+	runs, err := s.tmp.Names()
+	return err != nil || slices.ContainsFunc(runs, func(run string) bool { return run != s.runName && lives(s.tmp, run) })
 }
 
 // settled is what became of a file that an exchange brought.

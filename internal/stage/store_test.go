@@ -366,7 +366,7 @@ func TestTidy(t *testing.T) {
 			t.Errorf("taken from under the other: %v", err)
 		}
 	}
-	second.unmark([]string{"bridge@x"})
+	must(t, second.removeMark("bridge@x"))
 	must(t, first.tidy())
 	if entries, err := os.ReadDir(bin); err != nil || len(entries) > 0 {
 		t.Errorf("left: %v, %v", entries, err)

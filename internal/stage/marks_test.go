@@ -1,0 +1,183 @@
+package stage
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"github.com/chandler-cni/chandler/internal/bundle"
+	"github.com/chandler-cni/chandler/internal/hostdir"
+)
+
+// list returns what is in a directory.
+func list(t testing.TB, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// takeBack updates and then restores a directory in which nothing stood before all names were staged, and holds that nothing is
+// there again: no file of ours has passed for somebody's.
+func takeBack(t *testing.T, bin string, newer *bundle.Bundle, policy Policy) {
+	t.Helper()
+	r := stage(t, newer, Options{BinDir: bin, Policy: policy})
+	if n := r.Count(Replaced) + r.Count(Unchanged); n != len(r.Plugins) {
+		t.Errorf("%s", r.Text())
+	}
+	for _, p := range r.Plugins {
+		if kept := originals(t, bin, p.Name); len(kept) > 0 {
+			t.Errorf("%s: our own was kept: %q", p.Name, kept)
+		}
+	}
+	r = restored(t, RestoreOptions{BinDir: bin})
+	if r.Count(Removed) != len(r.Plugins) {
+		t.Errorf("%s", r.Text())
+	}
+	if left := list(t, bin); len(left) > 0 {
+		t.Errorf("there is %q", left)
+	}
+}
+
+// Stagings without the lock that put one name where nothing stood, one quicker than the other, both know that nothing did.
+func TestUnlockedAtOnce(t *testing.T) {
+	names := []string{"bridge", "portmap"}
+	for _, quicker := range []string{"v1", "v2"} {
+		for _, locked := range []string{"by another", "by the slower", "by the quicker"} {
+			t.Run(quicker+", locked "+locked, func(t *testing.T) {
+				bothWays(t, func(t *testing.T) {
+					bin := t.TempDir()
+					first, second := packed(t, "v1", set("v1", names...)...), packed(t, quicker, set(quicker, names...)...)
+					holder, err := hostdir.Open(bin)
+					must(t, err)
+					if locked != "by the slower" {
+						must(t, holder.TryLock())
+					}
+					t.Run("stage", func(t *testing.T) {
+						real, once := publish, false
+						swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
+							if !once {
+								once = true
+								if locked == "by the quicker" {
+									must(t, holder.Close())
+								}
+								want(t, Run(context.Background(), second, Options{BinDir: bin}), "bridge:new portmap:new")
+							}
+							return real(d, from, name, to)
+						})
+						r := Run(t.Context(), first, Options{BinDir: bin})
+						want(t, r, "bridge:replaced portmap:replaced")
+						if p := result(t, r, "bridge"); !p.Own {
+							t.Errorf("%+v", p)
+						}
+					})
+					if locked == "by another" {
+						must(t, holder.Close())
+					}
+					takeBack(t, bin, packed(t, "v3", set("v3", names...)...), Replace)
+				})
+			})
+		}
+	}
+}
+
+// A staging without the lock that comes to nothing takes no mark away on which the one with the lock relies.
+func TestUnlockedGivesUp(t *testing.T) {
+	names := []string{"bridge", "portmap"}
+	for _, policy := range []Policy{Replace, Missing} {
+		t.Run(string(policy), func(t *testing.T) {
+			bin := t.TempDir()
+			b := packed(t, "v1", set("v1", names...)...)
+			o := Options{BinDir: bin, Policy: policy}
+			ctx, cancel := context.WithCancel(t.Context())
+			marked, done := make(chan struct{}), make(chan struct{})
+			var unlocked *Report
+			t.Run("stage", func(t *testing.T) {
+				realSync, realPublish := syncFile, publish
+				var began, waited atomic.Bool
+				// The one with the lock has written a file when the other begins; that has made its marks when the first goes on.
+				swapVar(t, &syncFile, func(f *os.File) error {
+					if began.CompareAndSwap(false, true) {
+						go func() {
+							unlocked = Run(ctx, b, o)
+							close(done)
+						}()
+						<-marked
+					}
+					return realSync(f)
+				})
+				release := make(chan struct{})
+				swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
+					if waited.CompareAndSwap(false, true) {
+						close(marked)
+						<-release
+					}
+					return realPublish(d, from, name, to)
+				})
+				want(t, Run(t.Context(), b, o), "bridge:new portmap:new")
+				if policy == Replace {
+					cancel()
+				}
+				close(release)
+				<-done
+			})
+			checkReport(t, unlocked)
+			if n := unlocked.Count(New); n > 0 {
+				t.Errorf("%s", unlocked.Text())
+			}
+			inPlace(t, bin, set("v1", names...)...)
+			takeBack(t, bin, packed(t, "v2", set("v2", names...)...), policy)
+		})
+	}
+}
+
+// The one with the lock, if it comes to nothing, takes no mark away of what one without has published meanwhile.
+func TestLockedGivesUp(t *testing.T) {
+	for _, other := range []string{"has ended", "works on"} {
+		t.Run("the other "+other, func(t *testing.T) {
+			bin := t.TempDir()
+			b := packed(t, "v1", ref("bridge", "v1"), ref("portmap", "v1"))
+			o := Options{BinDir: bin, Policy: Missing}
+			held, release, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			t.Run("stage", func(t *testing.T) {
+				real := publish
+				var calls atomic.Int32
+				swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
+					switch n := calls.Add(1); {
+					case n == 1:
+						go func() {
+							Run(context.Background(), b, o)
+							close(done)
+						}()
+						if other == "has ended" {
+							<-done
+						} else {
+							<-held
+						}
+					case n == 3 && other == "works on": // with its first file in place
+						close(held)
+						<-release
+					}
+					return real(d, from, name, to)
+				})
+				r := Run(t.Context(), b, o)
+				if p := result(t, r, "bridge"); p.Reason != Raced {
+					t.Errorf("%+v", p)
+				}
+				// Also if the other is killed now.
+				if marks := list(t, filepath.Join(bin, storeName, stagedName)); len(marks) != 4 {
+					t.Errorf("marks are %q", marks)
+				}
+				close(release)
+				<-done
+			})
+			inPlace(t, bin, ref("bridge", "v1"), ref("portmap", "v1"))
+			takeBack(t, bin, packed(t, "v2", ref("bridge", "v2"), ref("portmap", "v2")), Missing)
+		})
+	}
+}
