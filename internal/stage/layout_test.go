@@ -123,7 +123,7 @@ func TestLinkOnlyWhatWasCompared(t *testing.T) {
 	write(t, filepath.Join(bin, "other"), "#!/bin/sh\n", 0o755)
 	must(t, os.Rename(filepath.Join(bin, "other"), filepath.Join(bin, "bridge")))
 
-	s, err := openStore(dir, true)
+	s, err := openStore(t.Context(), dir, true)
 	must(t, err)
 	defer s.close()
 	r := &run{ctx: t.Context(), b: b, o: Options{BinDir: bin, Layout: Linked}, dir: dir, store: s, report: &Report{}}

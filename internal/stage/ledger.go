@@ -31,7 +31,7 @@ type ledgerEntry struct {
 	Version string    `json:"version"` // of the bundle it came from
 	Bundle  string    `json:"bundle"`  // sha256:<hex> of its bundle.json
 	Staged  time.Time `json:"staged"`
-	Before  State     `json:"before"` // what stood there when staging first came
+	Before  State     `json:"before"` // what stood there before staging came; the last, if others have put something there since
 
 	// Contended counts the runs in a row that had to replace another program's file where staging had put its own before.
 	Contended *Contention `json:"contended,omitempty"`
@@ -96,20 +96,22 @@ func (s *store) stagedFrom(name, digest string) string {
 	return l.Plugins[name].Version
 }
 
-// stands says whether a file with this digest stands under name.
-func (s *store) stands(ctx context.Context, name, digest string) bool {
+// stands says whether a file with this digest stands under name, and is as it is asked to be.
+func (s *store) stands(ctx context.Context, name, digest string, is func(hostdir.Entry) bool) bool {
 	e, err := s.bin.Stat(name)
-	if err != nil || e.Kind != hostdir.File {
+	if err != nil || !is(e) {
 		return false
 	}
 	there, err := digestOf(ctx, s.bin, name, e)
 	return err == nil && there == digest
 }
 
+func isFile(e hostdir.Entry) bool { return e.Kind == hostdir.File }
+
 // recorded says whether the ledger has it that staging put the very bytes that stand under name there.
 func (s *store) recorded(ctx context.Context, name string) bool {
 	l, err := s.readLedger()
-	return err == nil && s.stands(ctx, name, l.Plugins[name].SHA256)
+	return err == nil && s.stands(ctx, name, l.Plugins[name].SHA256, isFile)
 }
 
 // recordedMark says whether the ledger has it that staging put what stands under a mark's name there, and that is what the mark
@@ -120,7 +122,7 @@ func (s *store) recordedMark(ctx context.Context, m string) bool {
 		return false
 	}
 	name, e := markedName(m), l.Plugins[markedName(m)]
-	return (m == mark(name, e.SHA256) || m == mark(name, absentMark)) && s.stands(ctx, name, e.SHA256)
+	return (m == mark(name, e.SHA256) || m == mark(name, absentMark)) && s.stands(ctx, name, e.SHA256, isFile)
 }
 
 // unmarked lists the names that only the ledger knows, under which stands what staging put there: their marks were lost.
@@ -133,7 +135,7 @@ func (s *store) unmarked(ctx context.Context, known []string) (names []string) {
 		return nil
 	}
 	for name, e := range l.Plugins {
-		if plugin.CheckName(name) == nil && !slices.Contains(known, name) && s.stands(ctx, name, e.SHA256) {
+		if plugin.CheckName(name) == nil && !slices.Contains(known, name) && s.stands(ctx, name, e.SHA256, isFile) {
 			names = append(names, name)
 		}
 	}
@@ -170,7 +172,7 @@ func (s *store) record(entries map[string]ledgerEntry, unchanged []string) (map[
 	recorded := make(map[string]ledgerEntry)
 	for name, e := range entries {
 		before, ok := l.Plugins[name]
-		if ok {
+		if ok && e.Contended == nil {
 			e.Before = before.Before
 		} else if absent, _ := s.markedAbsent(name); absent { // the ledger was lost, and the mark knows
 			e.Before = Absent

@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"path"
@@ -40,14 +41,65 @@ func marksOf(made []string, name string) []string {
 // The marks are looked at when it is asked, so that what another run has published since this one began counts as well.
 // An error says why that cannot be found out.
 func (s *store) ours(name, digest string, e hostdir.Entry) (bool, error) {
-	if s.staged == nil || e.Kind != hostdir.File || digest == unreadDigest {
+	if e.Kind != hostdir.File || digest == unreadDigest {
 		return false, nil
+	}
+	if s.staged == nil {
+		return s.isLost(mark(name, digest)), nil
 	}
 	_, err := s.staged.Stat(mark(name, digest))
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return s.isLost(mark(name, digest)), nil
 	}
 	return err == nil, err
+}
+
+// findLost finds the marks that are gone though the ledger has it that staging put the very file there that stands under their name.
+// They count as if they were there.
+func (s *store) findLost(ctx context.Context) {
+	l, err := s.readLedger()
+	if err != nil {
+		return // there is nothing to go by
+	}
+	var marks []string
+	if s.staged != nil {
+		if marks, err = s.staged.Names(); err != nil {
+			return
+		}
+	}
+	for name, e := range l.Plugins {
+		m := mark(name, e.SHA256)
+		// With another mode or owner it may be an original with the very bytes, back since the ledger was written.
+		if markedName(m) != name || slices.Contains(marks, m) || !s.stands(ctx, name, e.SHA256, exact) {
+			continue
+		}
+		s.lost = append(s.lost, m)
+		if absent := mark(name, absentMark); e.Before == Absent && !slices.Contains(marks, absent) && !s.hasSlot(name) {
+			s.lost = append(s.lost, absent)
+		}
+	}
+	slices.Sort(s.lost)
+}
+
+// isLost says whether a mark counts without being there.
+func (s *store) isLost(m string) bool { return slices.Contains(s.lost, m) }
+
+// heal makes the lost marks again, and returns the names they speak of. It must hold the bin dir's lock.
+func (s *store) heal() (names []string, err error) {
+	if len(s.lost) == 0 {
+		return nil, nil
+	}
+	for _, m := range s.lost {
+		names = append(names, markedName(m))
+	}
+	names = slices.Compact(names)
+	if _, err = s.mark(s.lost...); err == nil {
+		err = syncDir(s.staged)
+	}
+	if err == nil {
+		s.lost = nil
+	}
+	return names, err
 }
 
 // oursIn is ours of a file that has to do with an exchange under way. Before the exchange the swap name has our new file, with the
@@ -99,11 +151,8 @@ func (s *store) remark(names ...string) error {
 
 // marked says whether staging knows that it has put something under name.
 func (s *store) marked(name string) (bool, error) {
-	if s.staged == nil {
-		return false, nil
-	}
-	marks, err := s.staged.Names()
-	return len(marksOf(marks, name)) > 0, err
+	names, err := s.markedNames()
+	return slices.Contains(names, name), err
 }
 
 // unmarkAbsent forgets, durably, that nothing stood under name once.
@@ -135,11 +184,11 @@ func (s *store) removeMark(name string) error {
 
 // markedNames returns the names that staging has marked, in order.
 func (s *store) markedNames() (names []string, err error) {
-	if s.staged == nil {
-		return nil, nil
+	var marks []string
+	if s.staged != nil {
+		marks, err = s.staged.Names()
 	}
-	marks, err := s.staged.Names()
-	for _, m := range marks {
+	for _, m := range append(marks, s.lost...) {
 		if name := markedName(m); name != "" {
 			names = append(names, name)
 		}
@@ -151,11 +200,11 @@ func (s *store) markedNames() (names []string, err error) {
 // markedAbsent says whether nothing stood under name when staging put a file there.
 func (s *store) markedAbsent(name string) (bool, error) {
 	if s.staged == nil {
-		return false, nil
+		return s.isLost(mark(name, absentMark)), nil
 	}
 	e, err := s.staged.Stat(mark(name, absentMark))
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return s.isLost(mark(name, absentMark)), nil
 	}
 	return err == nil && empty(e), err
 }

@@ -2,9 +2,12 @@ package stage
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/chandler-cni/chandler/internal/bundle"
@@ -179,5 +182,106 @@ func TestLockedGivesUp(t *testing.T) {
 			inPlace(t, bin, ref("bridge", "v1"), ref("portmap", "v1"))
 			takeBack(t, bin, packed(t, "v2", ref("bridge", "v2"), ref("portmap", "v2")), Missing)
 		})
+	}
+}
+
+// Marks that are gone are made again, as the ledger has it: nothing of ours passes for somebody's, and all of it can be taken back.
+func TestLostMarks(t *testing.T) {
+	names := []string{"bridge", "new"}
+	b, newer := packed(t, "v1", set("v1", names...)...), packed(t, "v2", set("v2", names...)...)
+	marks := func(bin string) string { return filepath.Join(bin, storeName, stagedName) }
+	losses := map[string]func(t *testing.T, bin string){
+		"all of them": func(t *testing.T, bin string) { must(t, os.RemoveAll(marks(bin))) },
+		"one of each": func(t *testing.T, bin string) {
+			for _, name := range names {
+				must(t, os.Remove(filepath.Join(marks(bin), mark(name, sum(ref(name, "v1").data)))))
+			}
+		},
+	}
+	const told = "marks of bridge, new were gone from .chandler/staged, and were made again as the ledger has it"
+	for loss, lose := range losses {
+		for name, test := range map[string]func(t *testing.T, bin string){
+			"restored": func(t *testing.T, bin string) {
+				plan := Restore(t.Context(), RestoreOptions{BinDir: bin, DryRun: true})
+				want(t, plan, "bridge:put back new:removed")
+				wantWarnings(t, plan)
+				r := restored(t, RestoreOptions{BinDir: bin})
+				want(t, r, "bridge:put back new:removed")
+				wantWarnings(t, r, told)
+			},
+			"made again by a staging": func(t *testing.T, bin string) {
+				r := stage(t, b, Options{BinDir: bin})
+				want(t, r, "bridge:unchanged new:unchanged")
+				wantWarnings(t, r, told)
+				must(t, os.Remove(filepath.Join(bin, storeName, ledgerName)))
+				r = stage(t, newer, Options{BinDir: bin})
+				want(t, r, "bridge:replaced new:replaced")
+				wantWarnings(t, r)
+				want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:put back new:removed")
+			},
+			"updated": func(t *testing.T, bin string) {
+				wantWarnings(t, stage(t, newer, Options{BinDir: bin, Policy: Missing}), told) // what is ours follows the bundle
+				inPlace(t, bin, set("v2", names...)...)
+				want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:put back new:removed")
+			},
+			"updated without the lock": func(t *testing.T, bin string) {
+				holder := mustOpen(t, bin)
+				must(t, holder.TryLock())
+				want(t, stage(t, newer, Options{BinDir: bin}), "bridge:replaced new:replaced")
+				must(t, holder.Close())
+				r := restored(t, RestoreOptions{BinDir: bin, Only: []string{"bridge"}})
+				want(t, r, "bridge:put back")
+				wantWarnings(t, r)
+			},
+			"that cannot be made again": func(t *testing.T, bin string) {
+				t.Run("fault", func(t *testing.T) {
+					real, calls := syncDir, 0
+					swapVar(t, &syncDir, func(d *hostdir.Dir) error {
+						if calls++; calls == 1 {
+							return &fs.PathError{Op: "sync", Path: d.Path(), Err: syscall.EIO}
+						}
+						return real(d)
+					})
+					r := restored(t, RestoreOptions{BinDir: bin})
+					want(t, r, "bridge:put back new:removed")
+					wantWarnings(t, r, "marks of bridge, new are gone, and could not be made again: sync .chandler/staged: input/output error")
+				})
+			},
+		} {
+			t.Run(loss+", "+name, func(t *testing.T) {
+				bin := t.TempDir()
+				theirs := old(t, filepath.Join(bin, "bridge"), hostdir.File)
+				stage(t, b, Options{BinDir: bin})
+				lose(t, bin)
+				test(t, bin)
+				if now := ident(t, filepath.Join(bin, "bridge")); now != theirs {
+					t.Errorf("there is %s\nwant %s", now, theirs)
+				}
+				if name != "updated without the lock" { // which cannot know that nothing stood under the other name
+					if left := list(t, bin); len(left) != 1 {
+						t.Errorf("there is %q", left)
+					}
+				}
+			})
+		}
+	}
+}
+
+// The ledger says what stood there before staging came, or last, if others have put something there since: what was purged is not nothing.
+func TestLostMarkOfNothing(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	b := packed(t, "v1", ref("bridge", "v1"))
+	stage(t, b, Options{BinDir: bin})
+	must(t, os.Remove(path))
+	old(t, path, hostdir.File)
+	stage(t, b, Options{BinDir: bin})
+	_, _, err := Purge(t.Context(), RestoreOptions{BinDir: bin})
+	must(t, err)
+	must(t, os.RemoveAll(filepath.Join(bin, storeName, stagedName)))
+	r := restored(t, RestoreOptions{BinDir: bin})
+	want(t, r, "bridge:failed")
+	if p := result(t, r, "bridge"); !errors.Is(p.Err, ErrNotKept) {
+		t.Errorf("%+v", p)
 	}
 }

@@ -145,7 +145,7 @@ func withOriginals(ctx context.Context, o RestoreOptions, warn func(string, ...a
 			return err
 		}
 	}
-	s, err := openStore(dir, !o.DryRun)
+	s, err := openStore(ctx, dir, !o.DryRun)
 	defer s.close()
 	if err != nil {
 		return fail(err)

@@ -155,7 +155,7 @@ func (r *restore) do() error {
 		}
 	}
 	var err error
-	r.store, err = openStore(r.dir, !r.o.DryRun)
+	r.store, err = openStore(r.ctx, r.dir, !r.o.DryRun)
 	r.store.restoring = true
 	defer r.store.close()
 	if err != nil {

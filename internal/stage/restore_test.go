@@ -742,7 +742,7 @@ func TestRestoreRacesUnseen(t *testing.T) {
 	}
 }
 
-// Where the marks are lost, the ledger knows what must not pass unsaid.
+// Where the marks are lost, and what stands there has another mode by now, the ledger knows what must not pass unsaid.
 func TestRestoreWithoutMarks(t *testing.T) {
 	bin := t.TempDir()
 	old(t, filepath.Join(bin, "bridge"), hostdir.File)
@@ -750,6 +750,8 @@ func TestRestoreWithoutMarks(t *testing.T) {
 	must(t, os.RemoveAll(filepath.Join(bin, storeName, stagedName)))
 	must(t, os.Remove(filepath.Join(bin, "vlan")))
 	write(t, filepath.Join(bin, "ptp"), "somebody's", 0o755)
+	must(t, os.Chmod(filepath.Join(bin, "bridge"), 0o700))
+	must(t, os.Chmod(filepath.Join(bin, "new"), 0o700))
 	same := unchanged(t, bin, false)
 	r := restored(t, RestoreOptions{BinDir: bin})
 	want(t, r, "bridge:left new:left")
@@ -1002,7 +1004,7 @@ func TestStrange(t *testing.T) {
 	write(t, filepath.Join(slots, "file"), "", 0o600)
 	must(t, os.Symlink("bridge", filepath.Join(slots, "link")))
 	write(t, filepath.Join(slots, "ptp", "1-"+sum(nil)), "", 0o600)
-	store, err := openStore(mustOpen(t, bin), true)
+	store, err := openStore(t.Context(), mustOpen(t, bin), true)
 	must(t, err)
 	defer store.close()
 	if _, err := store.names(); err != nil {
@@ -1081,7 +1083,7 @@ func TestRestoreWaitsForWhatIsUnsettled(t *testing.T) {
 					if _, warnings, err := Purge(t.Context(), RestoreOptions{BinDir: bin}); err != nil || len(warnings) == 0 {
 						t.Errorf("%q, %v", warnings, err)
 					}
-					store, err := openStore(mustOpen(t, bin), true)
+					store, err := openStore(t.Context(), mustOpen(t, bin), true)
 					must(t, err)
 					defer store.close()
 					if err := store.unmarkAbsent("bridge"); !errors.Is(err, errUnsettled) {

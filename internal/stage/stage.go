@@ -236,7 +236,7 @@ func (r *run) do() error {
 			r.warn("went on without the lock: %s", errnoText(err))
 		}
 	}
-	store, storeErr := openStore(r.dir, !r.o.DryRun)
+	store, storeErr := openStore(r.ctx, r.dir, !r.o.DryRun)
 	defer store.close()
 	r.store, r.storeErr = store, storeErr
 	if locked && storeErr == nil {

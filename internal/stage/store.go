@@ -72,7 +72,8 @@ type store struct {
 	runName   string
 	originals *hostdir.Dir
 	staged    *hostdir.Dir
-	hasMarks  bool // this run has marks in staged
+	hasMarks  bool     // this run has marks in staged
+	lost      []string // marks that are gone, and that the ledger speaks for
 	slots     map[string]*hostdir.Dir
 	change    bool // the run is to change something, and may put modes right
 	restoring bool // the run is a restoring, which confirms what an earlier one has put back
@@ -118,7 +119,7 @@ func (e *TakenError) Error() string {
 
 // openStore opens the folder if it is there. It must be called with the bin dir's lock held, or nothing to wait for: the
 // folder may come and go with another staging. Only if it may be changed is the folder's mode put right.
-func openStore(bin *hostdir.Dir, change bool) (*store, error) {
+func openStore(ctx context.Context, bin *hostdir.Dir, change bool) (*store, error) {
 	s := &store{bin: bin, slots: make(map[string]*hostdir.Dir)}
 	s.change = change
 	dir, err := s.sub(bin, storeName)
@@ -130,11 +131,13 @@ func openStore(bin *hostdir.Dir, change bool) (*store, error) {
 	}
 	s.dir = dir
 	staged, err := s.sub(dir, stagedName)
-	if errors.Is(err, fs.ErrNotExist) {
-		return s, nil
+	if err == nil {
+		s.staged = staged
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return s, inStore(err)
 	}
-	s.staged = staged
-	return s, inStore(err)
+	s.findLost(ctx)
+	return s, nil
 }
 
 // names returns every name that has a mark or a folder of originals, in order. It opens the latter.
@@ -249,7 +252,7 @@ func (s *store) settledName(slot *hostdir.Dir, name string) error {
 
 // current says what stands under name in the bin dir and, if that is what staging put there, its digest.
 func (s *store) current(ctx context.Context, name string) (e hostdir.Entry, digest string, err error) {
-	if e, err = s.bin.Stat(name); err != nil || s.staged == nil || e.Kind != hostdir.File {
+	if e, err = s.bin.Stat(name); err != nil || s.staged == nil && len(s.lost) == 0 || e.Kind != hostdir.File {
 		return e, "", err
 	}
 	digest, unread, err := digestOrWhy(ctx, s.bin, name, e)
@@ -264,6 +267,17 @@ func (s *store) current(ctx context.Context, name string) (e hostdir.Entry, dige
 		digest = ""
 	}
 	return e, digest, err
+}
+
+// hasSlot says whether there is a folder for a name's originals, or may be one.
+func (s *store) hasSlot(name string) bool {
+	originals, err := s.sub(s.dir, originalsName)
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	defer originals.Close()
+	_, err = originals.Stat(name)
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // sub opens the directory name in parent, which must be this user's and no mount of something else: whoever could change
@@ -464,6 +478,11 @@ func (s *store) oursAfterAll(ctx context.Context, slot *hostdir.Dir, name string
 
 // clear puts right what earlier runs left. It must hold the lock. What cannot be cleared is not worth failing for.
 func (s *store) clear(ctx context.Context, warn func(format string, args ...any)) {
+	if names, err := s.heal(); err != nil {
+		warn("marks of %s are gone, and could not be made again: %s", someOf(names), located(s.bin, err))
+	} else if len(names) > 0 {
+		warn("marks of %s were gone from %s, and were made again as the ledger has it", someOf(names), path.Join(storeName, stagedName))
+	}
 	if err := s.settleSwaps(ctx); err != nil {
 		warn("an interrupted run's original could not be filed: %s", located(s.bin, err))
 	}

@@ -306,7 +306,7 @@ func TestRunDirWhileOthersClear(t *testing.T) {
 				return
 			case <-time.After(10 * time.Millisecond): // a run does this once, and not for ever
 			}
-			s, err := openStore(dir, true)
+			s, err := openStore(t.Context(), dir, true)
 			if err == nil {
 				err = s.clearLeftovers()
 			}
@@ -321,7 +321,7 @@ func TestRunDirWhileOthersClear(t *testing.T) {
 		}
 	})
 	for range 300 {
-		s, err := openStore(dir, true)
+		s, err := openStore(t.Context(), dir, true)
 		must(t, err)
 		run, err := s.runDir()
 		if err != nil {
@@ -346,12 +346,12 @@ func TestTidy(t *testing.T) {
 	dir, err := hostdir.Open(bin)
 	must(t, err)
 	defer dir.Close()
-	first, err := openStore(dir, true)
+	first, err := openStore(t.Context(), dir, true)
 	must(t, err)
 	defer first.close()
 	_, err = first.runDir()
 	must(t, err)
-	second, err := openStore(dir, true)
+	second, err := openStore(t.Context(), dir, true)
 	must(t, err)
 	defer second.close()
 	_, err = second.mark("bridge@x")
@@ -380,7 +380,7 @@ func TestTidyWithoutTheBinDir(t *testing.T) {
 	dir, err := hostdir.Open(bin)
 	must(t, err)
 	defer dir.Close()
-	s, err := openStore(dir, true)
+	s, err := openStore(t.Context(), dir, true)
 	must(t, err)
 	defer s.close()
 	_, err = s.open(&s.tmp, tmpName)

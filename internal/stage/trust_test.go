@@ -86,7 +86,7 @@ func TestUnreadOriginalsPushOutNobodys(t *testing.T) {
 	dir, err := hostdir.Open(bin)
 	must(t, err)
 	defer dir.Close()
-	s, err := openStore(dir, true)
+	s, err := openStore(t.Context(), dir, true)
 	must(t, err)
 	defer s.close()
 	d, err := s.slot("bridge")
