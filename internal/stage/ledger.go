@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"time"
 
@@ -123,6 +124,18 @@ func (s *store) recordedMark(ctx context.Context, m string) bool {
 	}
 	name, e := markedName(m), l.Plugins[markedName(m)]
 	return (m == mark(name, e.SHA256) || m == mark(name, absentMark)) && s.stands(ctx, name, e.SHA256, isFile)
+}
+
+// recordedNames lists the names that the ledger has.
+func (s *store) recordedNames() []string {
+	if s.dir == nil {
+		return nil
+	}
+	l, err := s.readLedger()
+	if err != nil {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(l.Plugins))
 }
 
 // unmarked lists the names that only the ledger knows, under which stands what staging put there: their marks were lost.

@@ -157,7 +157,7 @@ func withOriginals(ctx context.Context, o RestoreOptions, warn func(string, ...a
 	if err != nil {
 		return fail(err)
 	}
-	if names, err = chosen(names, o.Only); err != nil {
+	if names, err = chosen(names, nil, o.Only); err != nil {
 		return err
 	}
 	// One name's failure stops no other's.
@@ -173,6 +173,11 @@ func withOriginals(ctx context.Context, o RestoreOptions, warn func(string, ...a
 			failed = append(failed, do(s, t.slot, name, kept)...)
 		case ctx.Err() == nil:
 			failed = append(failed, &OriginalError{name, slotPath(name), err})
+		}
+	}
+	if len(failed) == 0 && ctx.Err() == nil && !o.DryRun {
+		if err := s.dismiss(nil); err != nil { // a folder that holds nothing any more need not wait for a restoring
+			warn("%s", located(dir, err))
 		}
 	}
 	if len(failed) == 0 {

@@ -94,3 +94,20 @@ func TestOlderOriginalComesBack(t *testing.T) {
 		t.Errorf("bridge is %s\nwas %s", now, older)
 	}
 }
+
+// A folder that holds nothing any more once what was kept is dropped is taken away; one that knows of what is staged stays.
+func TestPurgeTakesTheFolderAway(t *testing.T) {
+	bin := replacedTwice(t, "bridge")
+	_, _, err := Purge(t.Context(), RestoreOptions{BinDir: bin})
+	must(t, err)
+	if marks := list(t, filepath.Join(bin, storeName, stagedName)); len(marks) != 1 {
+		t.Errorf("marks are %q", marks)
+	}
+	bin = replacedTwice(t, "bridge")
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:put back")
+	_, warnings, err := Purge(t.Context(), RestoreOptions{BinDir: bin})
+	if err != nil || len(warnings) > 0 {
+		t.Errorf("%q, %v", warnings, err)
+	}
+	wantGone(t, filepath.Join(bin, storeName))
+}

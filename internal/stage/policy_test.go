@@ -463,6 +463,10 @@ func TestContendedNames(t *testing.T) {
 		wantWarnings(t, round(""))
 		same()
 	}
+	// One that could not be read has no digest to tell.
+	r := &run{report: &Report{}, work: []*piece{{contended: &Contention{4, unreadDigest}}}}
+	r.sayContended()
+	wantWarnings(t, r.report, "in 4 runs in a row, the last could not be read")
 	// One quiet run in between, and it begins anew; so does one in which the policy keeps it.
 	for _, o := range []Options{{BinDir: bin}, {BinDir: bin, Policy: Missing}} {
 		round("theirs")

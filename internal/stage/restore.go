@@ -3,7 +3,6 @@ package stage
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -170,7 +169,7 @@ func (r *restore) do() error {
 	}
 	names = append(names, r.store.unmarked(r.ctx, names)...)
 	slices.Sort(names)
-	if names, err = chosen(names, r.o.Only); err != nil {
+	if names, err = chosen(names, r.store.recordedNames(), r.o.Only); err != nil {
 		return err
 	}
 	for _, name := range names {
@@ -209,15 +208,15 @@ func lockOrRefuse(ctx context.Context, dir *hostdir.Dir, o Options, warn func(st
 	return nil
 }
 
-// chosen returns those of names that are asked for, all if none is. If staging knows one of them not, the error is an
-// *UnknownNamesError.
-func chosen(names, only []string) ([]string, error) {
+// chosen returns those of names that are asked for, all if none is. One that only the ledger knows may be asked for again: an
+// interrupted restoring has come as far as that. If staging knows one of them not, the error is an *UnknownNamesError.
+func chosen(names, recorded, only []string) ([]string, error) {
 	if len(only) == 0 {
 		return names, nil
 	}
 	var found, unknown []string
 	for _, name := range slices.Compact(slices.Sorted(slices.Values(only))) {
-		if slices.Contains(names, name) {
+		if slices.Contains(names, name) || slices.Contains(recorded, name) {
 			found = append(found, name)
 		} else {
 			unknown = append(unknown, name)
@@ -253,7 +252,7 @@ func (t *takeback) look(ctx context.Context, s *store) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		t.found = Found{State: Absent}
-		return t.lookAtNothing(s, kept)
+		return t.lookAtNothing(ctx, s, kept)
 	case ctx.Err() != nil:
 		return errInterrupted
 	case err != nil:
@@ -271,7 +270,7 @@ func (t *takeback) look(ctx context.Context, s *store) error {
 	t.found = Found{State: AsStaged, Detail: metadataDiffers(t.entry)}
 	if len(kept) > 0 {
 		t.action = PutBack
-		return nil
+		return t.foresee(ctx, s)
 	}
 	absent, err := s.markedAbsent(t.name)
 	if err != nil {
@@ -283,7 +282,7 @@ func (t *takeback) look(ctx context.Context, s *store) error {
 	case exact(t.entry):
 		return ErrNotKept
 	default: // it may be an original with the very bytes, which an interrupted run has put back
-		t.action, t.cause = Left, "has the bytes that staging put there, and nothing is kept to put back: "+t.found.String()
+		t.action, t.cause, t.stays = Left, "has the bytes that staging put there, and nothing is kept to put back: "+t.found.String(), true
 	}
 	return nil
 }
@@ -320,6 +319,18 @@ func (t *takeback) lookAtTheirs(ctx context.Context, s *store) error {
 	return nil
 }
 
+// foresee finds out in a dry run what else is found out when the original is put back.
+func (t *takeback) foresee(ctx context.Context, s *store) error {
+	if s.change {
+		return nil
+	}
+	e, err := t.slot.Stat(t.original.file)
+	if err != nil {
+		return err
+	}
+	return t.checkOriginal(ctx, t.slot, t.original.file, e)
+}
+
 // checkOriginal finds out whether an original, which lies in dir as file, was written to since it was replaced.
 func (t *takeback) checkOriginal(ctx context.Context, dir *hostdir.Dir, file string, e hostdir.Entry) error {
 	digest, err := digestOf(ctx, dir, file, e)
@@ -335,7 +346,7 @@ func (t *takeback) checkOriginal(ctx context.Context, dir *hostdir.Dir, file str
 
 // lookAtNothing decides about a name under which nothing stands. Where staging put something, its original comes back; where
 // restoring was here already, whoever has removed what it put back meant it.
-func (t *takeback) lookAtNothing(s *store, kept []original) error {
+func (t *takeback) lookAtNothing(ctx context.Context, s *store, kept []original) error {
 	marked, err := s.marked(t.name)
 	if err != nil {
 		return err
@@ -349,6 +360,7 @@ func (t *takeback) lookAtNothing(s *store, kept []original) error {
 		t.action, t.cause = Left, "is not what staging put there: comes back when what an interrupted run has left is filed"
 	case marked && len(kept) > 0:
 		t.action = PutBack
+		return t.foresee(ctx, s)
 	case absent || marked:
 		t.action = Removed // by somebody else, or by a restoring that was interrupted
 	default:
@@ -494,7 +506,7 @@ func (r *restore) exchange(t *takeback, on string) error {
 		if err != nil {
 			return stuckSwap(t.name, on, err)
 		}
-		if out.Untouched(t.entry) && r.stillOurs(t, on, out) {
+		if ours, err := r.stillOurs(t, on, out); ours || err != nil { // what cannot be read any more is not taken for another's
 			return nil
 		}
 		if err := swapBack(r.dir, t.slot, on, t.name); err != nil {
@@ -505,35 +517,40 @@ func (r *restore) exchange(t *takeback, on string) error {
 	return errContended
 }
 
-// stillOurs says whether what came out from under the name has the bytes that were looked at, which its size and times do not tell.
-// What cannot be read any more is not taken for another's.
-func (r *restore) stillOurs(t *takeback, file string, e hostdir.Entry) bool {
-	digest, _ := digestOf(context.WithoutCancel(r.ctx), t.slot, file, e)
-	return digest == t.digest || digest == unreadDigest
+// stillOurs says whether what came out from under the name, and lies in the slot as file, is what was looked at: also its bytes, which
+// size and times do not tell. An error says why that cannot be found out.
+func (r *restore) stillOurs(t *takeback, file string, e hostdir.Entry) (bool, error) {
+	if !e.Untouched(t.entry) {
+		return false, nil
+	}
+	digest, unread, err := digestOrWhy(context.WithoutCancel(r.ctx), t.slot, file, e)
+	return digest == t.digest, cmp.Or(unread, err)
 }
 
-// replace is exchange for file systems that cannot: ours gets a second name first. A file that another program renames into
-// place between the two is lost to it, not to us.
+// replace is exchange for file systems that cannot: ours gets a second name first, which tells a run after a crash what was done
+// once the original has the first. A file that another program renames into place between the two is lost to it, not to us.
 func (r *restore) replace(t *takeback, on string) error {
-	old := swapName(t.digest, rand.Text())
-	if err := t.slot.Link(r.dir, t.name, old); err != nil {
+	done := doneName(on)
+	if err := t.slot.Link(r.dir, t.name, done); err != nil {
 		if e, statErr := r.dir.Stat(t.name); statErr != nil || !e.Untouched(t.entry) {
 			return t.leave()
 		}
 		return err
 	}
-	e, err := t.slot.Stat(old)
+	e, err := t.slot.Stat(done)
+	ours := false
+	if err == nil {
+		ours, err = r.stillOurs(t, done, e)
+	}
 	switch {
-	case err == nil && !(e.Untouched(t.entry) && r.stillOurs(t, old, e)):
-		err = t.leave() // nil
-	case err == nil:
+	case err == nil && ours:
 		err = replace(r.dir, t.slot, on, t.name)
+	case err == nil:
+		err = t.leave() // nil
 	}
 	if err != nil || t.action == Left {
-		return errors.Join(err, t.slot.Remove(old)) // another name of what stands there
+		return errors.Join(err, t.slot.Remove(done)) // another name of what stands there
 	}
-	_, err = r.store.settle(context.WithoutCancel(r.ctx), t.slot, t.name, old, keepSure)
-	r.leftover(t, path.Join(originalsName, t.name), old, err)
 	return nil
 }
 
@@ -609,7 +626,7 @@ func (r *restore) say() {
 			older = append(older, t.name)
 		}
 		if t.err == nil && t.changed {
-			r.warn("%s: put back, but it was written to after it was replaced", t.name)
+			r.warn("%s: what is put back was written to after it was replaced", t.name)
 		}
 		wrote = wrote || t.err == nil && t.action == PutBack
 	}
@@ -827,7 +844,10 @@ func (s *store) strange() (found []string) {
 			found = append(found, path.Join(storeName, originalsName, name))
 		}
 		if err == nil {
-			look(slot, path.Join(originalsName, name), isOurs)
+			look(slot, path.Join(originalsName, name), func(file string) bool {
+				e, err := slot.Stat(file)
+				return isOurs(file) && (err != nil || takes(e.Kind))
+			})
 			slot.Close()
 		}
 	}

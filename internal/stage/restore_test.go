@@ -460,11 +460,13 @@ func TestRestoreChanged(t *testing.T) {
 	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
 	_, err = f.WriteString(" and more")
 	must(t, err)
-	r := restored(t, RestoreOptions{BinDir: bin})
-	want(t, r, "bridge:put back")
-	wantWarnings(t, r, "bridge: put back, but it was written to after it was replaced")
-	if got := result(t, r, "bridge"); !got.Changed || got.SHA256 != sum([]byte("theirs and more")) {
-		t.Errorf("%+v", got)
+	for _, dryRun := range []bool{true, false} {
+		r := restored(t, RestoreOptions{BinDir: bin, DryRun: dryRun})
+		want(t, r, "bridge:put back")
+		wantWarnings(t, r, "bridge: what is put back was written to after it was replaced")
+		if got := result(t, r, "bridge"); !got.Changed || got.SHA256 != sum([]byte("theirs and more")) {
+			t.Errorf("%+v", got)
+		}
 	}
 	if data, err := os.ReadFile(path); err != nil || string(data) != "theirs and more" {
 		t.Errorf("%q, %v", data, err)
@@ -508,7 +510,9 @@ func TestRestoreNotKept(t *testing.T) {
 }
 
 // Restoring may end at any instant, and is then run again: whatever stands under a name is whole, and in the end all is back.
-func TestRestoreInterrupted(t *testing.T) {
+func TestRestoreInterrupted(t *testing.T) { bothWays(t, restoreInterrupted) }
+
+func restoreInterrupted(t *testing.T) {
 	die := errors.New("killed")
 	setUp := func(t *testing.T) (bin string, same func()) {
 		bin = t.TempDir()
@@ -577,6 +581,98 @@ func TestRestoreInterrupted(t *testing.T) {
 			}
 			return
 		}
+	}
+}
+
+// killedWhile ends a restoring as a kill does, at the first sync of a directory of this name.
+func killedWhile(t *testing.T, o RestoreOptions, syncing string) {
+	t.Helper()
+	t.Run("killed", func(t *testing.T) {
+		real := syncDir
+		swapVar(t, &syncDir, func(d *hostdir.Dir) error {
+			if filepath.Base(d.Path()) == syncing {
+				panic("killed")
+			}
+			return real(d)
+		})
+		defer func() {
+			if recover() != "killed" {
+				t.Error("it was not")
+			}
+		}()
+		Restore(context.Background(), o)
+	})
+}
+
+// A restoring of single names that was interrupted is run again as it was called, though some of them are done already; and a dry run
+// says what that will say.
+func TestRestoreOnlyAgain(t *testing.T) {
+	for _, since := range []string{"nothing", "others"} {
+		t.Run(since, func(t *testing.T) {
+			bin := t.TempDir()
+			old(t, filepath.Join(bin, "bridge"), hostdir.File)
+			stage(t, packed(t, "v1", set("v1", "bridge", "new", "ptp")...), Options{BinDir: bin})
+			o := RestoreOptions{BinDir: bin, Only: []string{"bridge", "new"}}
+			killedWhile(t, o, stagedName)
+			if since == "others" {
+				old(t, filepath.Join(bin, ".other"), hostdir.File)
+				must(t, os.Rename(filepath.Join(bin, ".other"), filepath.Join(bin, "bridge")))
+			}
+			o.DryRun = true
+			plan := Restore(t.Context(), o)
+			o.DryRun = false
+			r := restored(t, o)
+			if !r.Complete() || len(r.Plugins) != 2 {
+				t.Errorf("%s", r.Text())
+			}
+			for i, p := range plan.Plugins {
+				if p.Action != r.Plugins[i].Action || p.Cause != r.Plugins[i].Cause {
+					t.Errorf("a dry run said %+v, and then %+v", p, r.Plugins[i])
+				}
+			}
+			if left := list(t, bin); !slices.Equal(left, []string{storeName, "bridge", "ptp"}) {
+				t.Errorf("there is %q", left)
+			}
+			want(t, restored(t, RestoreOptions{BinDir: bin}), "ptp:removed")
+			wantGone(t, filepath.Join(bin, storeName))
+		})
+	}
+}
+
+// What told an interrupted restoring that something was put back says nothing any more when another thing stands there: a dry run
+// names it no more than the next run does.
+func TestRestoreSaysNothingOfWhatIsDone(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	old(t, path, hostdir.File)
+	stage(t, packed(t, "v1", set("v1", "bridge", "new")...), Options{BinDir: bin})
+	killedWhile(t, RestoreOptions{BinDir: bin}, stagedName)
+	theirs := old(t, filepath.Join(bin, ".other"), hostdir.File)
+	must(t, os.Rename(filepath.Join(bin, ".other"), path))
+	want(t, Restore(t.Context(), RestoreOptions{BinDir: bin, DryRun: true}), "")
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "")
+	wantGone(t, filepath.Join(bin, storeName))
+	if now := ident(t, path); now != theirs {
+		t.Errorf("bridge is %s\nwas %s", now, theirs)
+	}
+}
+
+// Our own file that somebody has given another mode, and whose original is gone, stays known for ours.
+func TestRestoreNotKeptAnotherMode(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	old(t, path, hostdir.File)
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	_, _, err := Purge(t.Context(), RestoreOptions{BinDir: bin})
+	must(t, err)
+	must(t, os.Chmod(path, 0o700))
+	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:left")
+	r := stage(t, packed(t, "v2", ref("bridge", "v2")), Options{BinDir: bin})
+	if p := result(t, r, "bridge"); !p.Own {
+		t.Errorf("%+v", p)
+	}
+	if kept := originals(t, bin, "bridge"); len(kept) > 0 {
+		t.Errorf("our own was kept: %q", kept)
 	}
 }
 
@@ -1011,8 +1107,9 @@ func TestStrange(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, os.Chmod(filepath.Join(slots, "bridge"), 0))
+	put(t, filepath.Join(slots, "ptp", "2-"+sum(nil)), hostdir.Fifo) // under such a name, and no file
 	var want []string
-	for _, name := range []string{"file", "link", "not a name"} {
+	for _, name := range []string{"file", "link", "not a name", "ptp/2-" + sum(nil)} {
 		want = append(want, filepath.Join(storeName, originalsName, name))
 	}
 	if got := store.strange(); !slices.Equal(got, want) {
@@ -1255,19 +1352,24 @@ func TestRestoreCannotReadWhatCameOut(t *testing.T) {
 			slot := filepath.Join(bin, storeName, originalsName, "bridge")
 			t.Run("fault", func(t *testing.T) {
 				unread(t, func(d *hostdir.Dir, name string) bool {
-					return d.Path() == slot && (strings.HasPrefix(name, backPrefix) || strings.HasPrefix(name, swapPrefix))
+					return d.Path() == slot && (strings.HasPrefix(name, backPrefix) || strings.HasPrefix(name, donePrefix))
 				})
 				r := Restore(t.Context(), RestoreOptions{BinDir: bin})
 				checkReport(t, r)
+				if plain { // it has not come out yet
+					want(t, r, "bridge:failed")
+					wantWarnings(t, r)
+					inPlace(t, bin, ref("bridge", "v1"))
+					return
+				}
 				want(t, r, "bridge:put back")
 				wantWarnings(t, r, "stays: open: input/output error")
+				if now := ident(t, path); now != bridge {
+					t.Errorf("bridge is %s\nwas %s", now, bridge)
+				}
 			})
-			if now := ident(t, path); now != bridge {
-				t.Errorf("bridge is %s\nwas %s", now, bridge)
-			}
-			files, err := os.ReadDir(slot)
-			if err != nil || len(files) != 1 || originalName.MatchString(files[0].Name()) {
-				t.Errorf("among the originals: %v, %v", files, err)
+			if files := list(t, slot); len(files) != 1 || originalName.MatchString(files[0]) != plain {
+				t.Errorf("among the originals: %q", files)
 			}
 			if _, err := os.Lstat(filepath.Join(bin, storeName, stagedName, mark("bridge", sum(ref("bridge", "v1").data)))); err != nil {
 				t.Errorf("it is no longer known for ours: %v", err)

@@ -276,14 +276,24 @@ func (r *run) do() error {
 		if p.Err == nil && p.warning != nil {
 			r.warn("%s: staged, but %s", p.Plugin.Name, p.warning)
 		}
-		if c := p.contended; c != nil {
-			r.warn("%s: contended: another program's file had to be replaced in %d runs in a row, the last with digest %s",
-				p.Plugin.Name, c.Runs, c.SHA256)
-		}
 	}
+	r.sayContended()
 	r.reportDropped()
 	r.reportOverlay()
 	return nil
+}
+
+// sayContended warns of the names that another program takes back each time.
+func (r *run) sayContended() {
+	for _, p := range r.work {
+		if c := p.contended; c != nil {
+			last := "with digest " + c.SHA256
+			if c.SHA256 == unreadDigest {
+				last = "could not be read"
+			}
+			r.warn("%s: contended: another program's file had to be replaced in %d runs in a row, the last %s", p.Plugin.Name, c.Runs, last)
+		}
+	}
 }
 
 func (r *run) results() []Result {

@@ -162,8 +162,12 @@ func (s *store) names() ([]string, error) {
 		// One with nothing of ours in it says nothing of the name. What is in the way is told when it is opened again.
 		if slot, err := s.sub(originals, name); err == nil {
 			files, err := slot.Names()
+			says := slices.ContainsFunc(files, func(file string) bool {
+				// That something was put back says nothing any more where another thing stands there by now.
+				return isOurs(file) && (!donePattern.MatchString(file) || s.confirms(slot, name, file))
+			})
 			slot.Close()
-			if err == nil && !slices.ContainsFunc(files, isOurs) {
+			if err == nil && !says {
 				continue
 			}
 		}
@@ -424,6 +428,9 @@ func (s *store) makeRunDir(name string) (*hostdir.Dir, error) {
 		return nil, err
 	}
 	err = dir.TryLock()
+	if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, unix.ENOLCK) {
+		err = nil // nobody has the bin dir's lock there either, without which a staging clears nothing
+	}
 	if err == nil && gone(dir) {
 		err = fs.ErrNotExist
 	}
