@@ -58,6 +58,13 @@ func hints(task stage.Task, r *stage.Report, o stage.Options) []string {
 			add("%s is immutable; chattr -i lets it be put back", filepath.Join(r.BinDir, p.Original))
 		case errors.Is(p.Err, syscall.EPERM) && immutable(o.BinDir, "."):
 			add("%s is immutable; chattr -i lets it be written to", r.BinDir)
+		case errors.Is(p.Err, syscall.EPERM):
+			add("%s", stickyHint(r.BinDir, o.BinDir))
+			for _, folder := range []string{".chandler", ".chandler/tmp", ".chandler/staged", ".chandler/originals", ".chandler/originals/" + p.Name} {
+				if immutable(filepath.Split(filepath.Join(o.BinDir, folder))) {
+					add("%s is immutable; chattr -i lets it be written to", filepath.Join(r.BinDir, folder))
+				}
+			}
 		case errors.Is(p.Err, syscall.EACCES):
 			add("%s", permissionHint(r.BinDir, o.BinDir))
 		case (errors.Is(p.Err, syscall.ENOSPC) || errors.Is(p.Err, syscall.EDQUOT)) && task == stage.Restoring:
@@ -176,6 +183,11 @@ func refusalHint(task stage.Task, err error, o stage.Options, shown string) stri
 		return "make it, or pass --create"
 	case ownLimit(err):
 		return limitHint
+	case errors.As(err, &binDir) && errors.Is(err, syscall.EACCES):
+		if hint := permissionHint(filepath.Join(shown, ".chandler"), filepath.Join(o.BinDir, ".chandler")); hint != "" {
+			return hint
+		}
+		return permissionHint(shown, o.BinDir)
 	case errors.Is(err, syscall.EIO) && task == stage.Restoring:
 		return "what the bin dir lies on cannot be read; the kernel's log says more"
 	case errors.Is(err, syscall.EIO):
@@ -200,6 +212,16 @@ func permissionHint(shown, path string) string {
 	}
 	return fmt.Sprintf("%s belongs to uid %d with mode %04o, and this process (uid %d) has no CAP_DAC_OVERRIDE; "+
 		"give it that capability, or the directory to uid %d", shown, owner, info.Mode().Perm(), os.Geteuid(), os.Geteuid())
+}
+
+// stickyHint says whose file may be replaced, where the bin dir is sticky and this process may not replace all of them.
+func stickyHint(shown, path string) string {
+	info, err := os.Stat(path)
+	if err != nil || info.Mode()&os.ModeSticky == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s is sticky: a file in it may be replaced by its owner alone, or the directory's; give this process (uid %d) "+
+		"CAP_FOWNER, or take the bit away (chmod -t)", shown, os.Geteuid())
 }
 
 func onNoExec(path string) bool {

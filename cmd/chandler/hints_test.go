@@ -95,3 +95,27 @@ func TestImmutableOriginal(t *testing.T) {
 		wantHint(t, originalsHints(errors.Join(err), err, "/opt/cni/bin", "/host"), want)
 	}
 }
+
+// What keeps a name from being changed can be an attribute of any folder that it passes through, or the directory's sticky bit.
+func TestNotPermitted(t *testing.T) {
+	dir := t.TempDir()
+	r := &stage.Report{BinDir: "/opt/cni/bin", Outcome: stage.Staged, Plugins: []stage.Result{
+		{Name: "bridge", Action: stage.Failed, Err: &fs.PathError{Op: "rename", Path: "x", Err: syscall.EPERM}},
+	}}
+	if said := hints(stage.Staging, r, stage.Options{BinDir: dir}); len(said) > 0 {
+		t.Errorf("%q", said)
+	}
+	if err := os.Chmod(dir, 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	wantHint(t, hints(stage.Staging, r, stage.Options{BinDir: dir}), "/opt/cni/bin is sticky", "CAP_FOWNER", "chmod -t")
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	real := immutable
+	t.Cleanup(func() { immutable = real })
+	for _, folder := range []string{".chandler", ".chandler/tmp", ".chandler/staged", ".chandler/originals", ".chandler/originals/bridge"} {
+		immutable = func(path, name string) bool { return filepath.Join(path, name) == filepath.Join(dir, folder) }
+		wantHint(t, hints(stage.Staging, r, stage.Options{BinDir: dir}), "/opt/cni/bin/"+folder+" is immutable; chattr -i")
+	}
+}

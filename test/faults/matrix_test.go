@@ -136,7 +136,7 @@ func (s *scene) known(t *testing.T) []fault {
 		{"restore somebody's", "getdents64", "/.chandler/staged", unix.EPERM, "once"},
 		{"restore somebody's", "unlinkat", "/ledger.json", unix.EIO, "once"},
 		{"restore a file and nothing", "unlinkat", "/originals/static", unix.EIO, "once"},
-		{"restore without flags of rename", "unlinkat", "/swap-", unix.EIO, "once"},
+		{"restore without flags of rename", "unlinkat", "/done-", unix.EIO, "once"},
 		// A mark that could not be removed stayed for ever, and would have brought back an older original.
 		{"restore one of two originals", "unlinkat", "/static@", unix.ESTALE, "once"},
 		// That an earlier run's leftovers stay was told once more, and not of what.

@@ -24,6 +24,7 @@ type scene struct {
 	bundle  string              // whose plugins are ours
 	foreign []string            // the names under which somebody else's stood before anything was staged
 	noFlags bool                // the file system knows no flags of rename
+	noLocks bool                // it knows no locks
 	back    bool                // it is taken back
 	locked  bool                // another process holds the lock of the directory
 	dropped bool                // what is replaced is not kept
@@ -163,6 +164,9 @@ func originalsArgs(more ...string) func(d *desk) []string {
 	}
 }
 
+// noLocks is warned of where the file system knows none.
+const noLocks = "went on without the lock: lock: no locks available"
+
 // scenes are the rows of the matrix. Each command that writes to a node's directory, or says what is in it, is here.
 func scenes() []*scene {
 	first, second := ring.names[0], ring.names[1]
@@ -216,6 +220,11 @@ func scenes() []*scene {
 			}},
 		{name: "without the lock", args: stageArgs(ring.bundle, "--lock-wait", "0s"), bundle: ring.bundle, few: true, locked: true,
 			set: foreign, foreign: ring.names, warns: []string{"another staging held the lock for 0s; went on without it and cleared no leftovers"}},
+		{name: "without locks", args: stageArgs(ring.bundle), bundle: ring.bundle, few: true, noLocks: true, set: foreign, foreign: ring.names,
+			warns: []string{noLocks}},
+		{name: "restore without locks", args: restoreArgs, bundle: ring.bundle, back: true, few: true, noLocks: true, foreign: []string{first},
+			set:   func(d *desk) error { return errors.Join(foreignFile(d, first), stagedBefore(d, ring.bundle)) },
+			warns: []string{noLocks}},
 		{name: "nothing kept", args: stageArgs(ring.bundle, "--no-keep"), bundle: ring.bundle, few: true, dropped: true, set: foreign, foreign: ring.names},
 		{name: "policy missing", args: stageArgs(ring.bundle, "--policy", "missing"), bundle: ring.bundle, few: true, foreign: []string{first},
 			kept: map[string]string{first: "policy missing, different ("},
@@ -372,6 +381,9 @@ func (s *scene) decide(f fault, hits *[]tracer.Call) tracer.Decide {
 		}
 		if s.noFlags && c.Name == "renameat2" && c.Args[4] != 0 {
 			return tracer.Fail, unix.EINVAL
+		}
+		if s.noLocks && c.Name == "flock" {
+			return tracer.Fail, unix.ENOLCK
 		}
 		return tracer.Go, 0
 	}
@@ -698,7 +710,7 @@ func (f fault) reads() bool {
 func (s *scene) litter(dir string) ([]string, error) {
 	store := filepath.Join(dir, ".chandler")
 	switch {
-	case s.back && len(s.warns) > 0: // older originals stay, and no mark
+	case s.back && len(s.older) > 0: // older originals stay, and no mark
 		left, err := rig.Litter(dir, ring.names)
 		marks, globErr := filepath.Glob(filepath.Join(store, "staged/*"))
 		return append(left, marks...), errors.Join(err, globErr)

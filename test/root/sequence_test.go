@@ -358,43 +358,79 @@ func (s *sequence) marked() map[string]bool {
 	return known
 }
 
-// chandler runs one command, perhaps until it is killed, and holds what it did to the model.
+// chandler runs one command, perhaps until it is killed, and holds what it did to the model. A staging has at times another beside it,
+// which does not wait for the lock.
 func (s *sequence) chandler(verb string, args []string) (killed bool) {
 	before, known := s.all(), s.marked()
-	rig.Runs.Add(1)
-	cmd := exec.Command(rig.Chandler, append([]string{verb, "--bin-dir", s.bin, "--termination-log="}, args...)...)
 	var said strings.Builder
-	cmd.Stdout, cmd.Stderr = &said, &said
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
-		s.fail("%v", err)
-		return false
+	var codes []int
+	s.log = append(s.log, fmt.Sprintf("%s %s", verb, strings.Join(args, " ")))
+	commands := []*exec.Cmd{s.command(verb, args...)}
+	if verb == "stage" && s.random.IntN(4) == 0 {
+		commands = append(commands, s.command(verb, append([]string{"--lock-wait", "0s"}, args...)...))
+		s.log[len(s.log)-1] += ", twice at once"
 	}
-	if s.random.IntN(3) == 0 {
-		time.Sleep(time.Duration(s.random.Int64N(int64(30 * time.Millisecond))))
-		cmd.Process.Kill()
+	ends := make([]func() bool, len(commands))
+	for i, cmd := range commands {
+		if ends[i] = s.start(cmd); ends[i] == nil {
+			return false
+		}
 	}
-	cmd.Wait()
-	killed = !cmd.ProcessState.Exited()
-	line := fmt.Sprintf("%s %s", verb, strings.Join(args, " "))
-	if killed {
-		rig.Kills.Add(1)
-		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what it was probing
-		line += " killed"
+	for i, cmd := range commands {
+		if ends[i]() {
+			killed = true
+		} else {
+			codes = append(codes, cmd.ProcessState.ExitCode())
+		}
+		said.WriteString(cmd.Stdout.(*strings.Builder).String())
 	}
-	s.log = append(s.log, line)
 	after := s.all()
 	for _, name := range sequenceNames {
 		s.judge(verb, name, before[name], after[name], known[name], killed, args)
 	}
 	s.nothingLost(killed, after)
-	if !killed && cmd.ProcessState.ExitCode() != 0 {
-		s.fail("exit %d\n%s", cmd.ProcessState.ExitCode(), said.String())
+	for _, code := range codes {
+		if code != 0 {
+			s.fail("exit %d\n%s", code, said.String())
+		}
+	}
+	if killed {
+		s.log[len(s.log)-1] += " killed"
 	}
 	if s.failure != "" {
 		s.log = append(s.log, said.String())
 	}
 	return killed
+}
+
+func (s *sequence) command(verb string, args ...string) *exec.Cmd {
+	cmd := exec.Command(rig.Chandler, append([]string{verb, "--bin-dir", s.bin, "--termination-log="}, args...)...)
+	said := new(strings.Builder)
+	cmd.Stdout, cmd.Stderr = said, said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return cmd
+}
+
+// start starts a command that is perhaps killed, and returns what waits for its end and says whether it was.
+func (s *sequence) start(cmd *exec.Cmd) (end func() (killed bool)) {
+	rig.Runs.Add(1)
+	if err := cmd.Start(); err != nil {
+		s.fail("%v", err)
+		return nil
+	}
+	if s.random.IntN(3) == 0 {
+		after := time.Duration(s.random.Int64N(int64(30 * time.Millisecond)))
+		time.AfterFunc(after, func() { cmd.Process.Kill() })
+	}
+	return func() bool {
+		cmd.Wait()
+		if cmd.ProcessState.Exited() {
+			return false
+		}
+		rig.Kills.Add(1)
+		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what it was probing
+		return true
+	}
 }
 
 // judge holds what became of one name to the model, and moves the model on.
