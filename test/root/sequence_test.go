@@ -484,7 +484,8 @@ func (s *sequence) nothingLost(killed bool, now map[string]standing, args []stri
 			there[s.describe(path)] = true
 			base := filepath.Base(path)
 			// A restoring of another name leaves what says that a killed one has put this one back.
-			witness := len(args) == 2 && args[0] == "--only" && args[1] != name && strings.HasPrefix(base, fmt.Sprintf("back-%d-", now[name].ino))
+			_, on, _ := strings.Cut(base, "-") // of back- or done-
+			witness := len(args) == 2 && args[0] == "--only" && args[1] != name && strings.HasPrefix(on, fmt.Sprintf("%d-", now[name].ino))
 			if !killed && !witness && (!rig.OriginalName.MatchString(base) || strings.HasSuffix(base, "-unread")) {
 				s.fail("%s is left", path)
 			}
