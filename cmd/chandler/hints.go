@@ -59,7 +59,7 @@ func hints(task stage.Task, r *stage.Report, o stage.Options) []string {
 		case errors.Is(p.Err, syscall.EPERM) && immutable(o.BinDir, "."):
 			add("%s is immutable; chattr -i lets it be written to", r.BinDir)
 		case errors.Is(p.Err, syscall.EPERM):
-			add("%s", stickyHint(r.BinDir, o.BinDir))
+			add("%s", stickyHint(r.BinDir, o.BinDir, os.Geteuid()))
 			for _, folder := range []string{".chandler", ".chandler/tmp", ".chandler/staged", ".chandler/originals", ".chandler/originals/" + p.Name} {
 				if immutable(filepath.Split(filepath.Join(o.BinDir, folder))) {
 					add("%s is immutable; chattr -i lets it be written to", filepath.Join(r.BinDir, folder))
@@ -215,13 +215,13 @@ func permissionHint(shown, path string) string {
 }
 
 // stickyHint says whose file may be replaced, where the bin dir is sticky and this process may not replace all of them.
-func stickyHint(shown, path string) string {
+func stickyHint(shown, path string, uid int) string {
 	info, err := os.Stat(path)
-	if err != nil || info.Mode()&os.ModeSticky == 0 {
+	if err != nil || info.Mode()&os.ModeSticky == 0 || info.Sys().(*syscall.Stat_t).Uid == uint32(uid) {
 		return ""
 	}
 	return fmt.Sprintf("%s is sticky: a file in it may be replaced by its owner alone, or the directory's; give this process (uid %d) "+
-		"CAP_FOWNER, or take the bit away (chmod -t)", shown, os.Geteuid())
+		"CAP_FOWNER, or take the bit away (chmod -t)", shown, uid)
 }
 
 func onNoExec(path string) bool {

@@ -32,6 +32,7 @@ var (
 	replace    = (*hostdir.Dir).Replace
 	openFile   = (*hostdir.Dir).OpenFile // to see what a file in the bin dir or the folder is
 	openBelow  = (*hostdir.Dir).OpenBelow
+	tryLock    = (*hostdir.Dir).TryLock
 )
 
 // apply carries out the plan. An error is the bundle's or the context's, and means that nothing was published.
@@ -359,7 +360,7 @@ func (r *run) publish() (any bool) {
 		if !p.pending() {
 			continue
 		}
-		p.first = slices.Contains(made, mark(p.Plugin.Name, p.Plugin.SHA256))
+		p.first = p.first || slices.Contains(made, mark(p.Plugin.Name, p.Plugin.SHA256))
 		if r.ctx.Err() != nil {
 			p.Err = errInterrupted
 		} else if p.Err = r.publishOne(p); p.Err == nil {
@@ -374,27 +375,26 @@ func (r *run) publish() (any bool) {
 		}
 		r.unmark(marksOf(made, p.Plugin.Name))
 	}
-	if r.unlocked && any {
+	if any {
 		r.remark()
 	}
 	return any
 }
 
-// unmark takes back marks that this run has made for what it then did not publish. Another run found them there, and did not make
-// them: so they stay while one works in the folder, and where one has published what they speak of. A mark that stays for nothing
-// speaks of a file that is not there: harmless.
+// unmark takes back marks that this run has made for what it then did not publish. Another run may have found them there, and not made
+// them: so they stay while one works in the folder, and where one has published what they speak of.
 func (r *run) unmark(made []string) {
-	if r.unlocked || r.store.accompanied() {
+	if r.store.accompanied() {
 		return
 	}
 	for _, m := range made {
-		if !r.store.recordedMark(context.WithoutCancel(r.ctx), m) {
+		if !r.store.speaks(context.WithoutCancel(r.ctx), m) {
 			r.store.removeMark(m)
 		}
 	}
 }
 
-// remark makes sure that what was published without the lock is known for ours.
+// remark makes sure that what was published is known for ours.
 func (r *run) remark() {
 	var marks []string
 	for _, p := range r.work {
@@ -673,6 +673,9 @@ func (r *run) record(done []*piece) {
 	for _, p := range done {
 		e := ledgerEntry{
 			SHA256: p.Plugin.SHA256, Version: r.b.Manifest.Version, Bundle: r.b.Digest, Staged: now, Before: p.Found.State,
+		}
+		if at, err := r.dir.Stat(p.Plugin.Name); err == nil { // else nothing is to be concluded from it later
+			e.Inode, e.ModTime = at.Ino, at.ModTime.UTC()
 		}
 		if p.displaced != "" {
 			e.Contended = &Contention{SHA256: p.displaced} // counted where it is known what was before

@@ -20,8 +20,8 @@ const ledgerFormat = 1
 
 const maxLedger = 1 << 20 // bytes
 
-// ledger is the record of what staging did to a bin dir. It serves reports; what must not be lost is in the names of the
-// folder's files as well.
+// ledger is the record of what staging did to a bin dir. It serves reports, and speaks for marks that are lost; what must not be lost is in
+// the names of the folder's files.
 type ledger struct {
 	FormatVersion int                    `json:"formatVersion"`
 	Plugins       map[string]ledgerEntry `json:"plugins"`
@@ -32,10 +32,17 @@ type ledgerEntry struct {
 	Version string    `json:"version"` // of the bundle it came from
 	Bundle  string    `json:"bundle"`  // sha256:<hex> of its bundle.json
 	Staged  time.Time `json:"staged"`
-	Before  State     `json:"before"` // what stood there before staging came; the last, if others have put something there since
+	Inode   uint64    `json:"inode"`   // of the file that was put there
+	ModTime time.Time `json:"modTime"` // of the same
+	Before  State     `json:"before"`  // what stood there before staging came; the last, if others have put something there since
 
 	// Contended counts the runs in a row that had to replace another program's file where staging had put its own before.
 	Contended *Contention `json:"contended,omitempty"`
+}
+
+// isOf says whether a file, if its bytes are right, is the very one that the entry speaks of, as staging left it.
+func (e ledgerEntry) isOf(there hostdir.Entry) bool {
+	return exact(there) && there.Ino == e.Inode && there.ModTime.Equal(e.ModTime)
 }
 
 // contendedRuns is in how many runs in a row a name must have been replaced to be called contended.
@@ -90,11 +97,10 @@ func (s *store) stagedFrom(name, digest string) string {
 	if s.dir == nil {
 		return ""
 	}
-	l, err := s.readLedger()
-	if err != nil || l.Plugins[name].SHA256 != digest {
-		return ""
+	if e := s.entry(name); e.SHA256 == digest {
+		return e.Version
 	}
-	return l.Plugins[name].Version
+	return ""
 }
 
 // stands says whether a file with this digest stands under name, and is as it is asked to be.
@@ -109,21 +115,18 @@ func (s *store) stands(ctx context.Context, name, digest string, is func(hostdir
 
 func isFile(e hostdir.Entry) bool { return e.Kind == hostdir.File }
 
-// recorded says whether the ledger has it that staging put the very bytes that stand under name there.
-func (s *store) recorded(ctx context.Context, name string) bool {
-	l, err := s.readLedger()
-	return err == nil && s.stands(ctx, name, l.Plugins[name].SHA256, isFile)
-}
-
-// recordedMark says whether the ledger has it that staging put what stands under a mark's name there, and that is what the mark
-// speaks of.
-func (s *store) recordedMark(ctx context.Context, m string) bool {
+// entry is what the ledger has of name. It is empty if that is nothing, or cannot be read.
+func (s *store) entry(name string) ledgerEntry {
 	l, err := s.readLedger()
 	if err != nil {
-		return false
+		return ledgerEntry{}
 	}
-	name, e := markedName(m), l.Plugins[markedName(m)]
-	return (m == mark(name, e.SHA256) || m == mark(name, absentMark)) && s.stands(ctx, name, e.SHA256, isFile)
+	return l.Plugins[name]
+}
+
+// recorded says whether the ledger has it that staging put the very bytes that stand under name there.
+func (s *store) recorded(ctx context.Context, name string) bool {
+	return s.stands(ctx, name, s.entry(name).SHA256, isFile)
 }
 
 // recordedNames lists the names that the ledger has.
@@ -211,6 +214,9 @@ func (s *store) record(entries map[string]ledgerEntry, unchanged []string) (map[
 
 // forget takes names out of the ledger.
 func (s *store) forget(names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
 	l, err := s.readLedger()
 	if err != nil {
 		return fmt.Errorf("the ledger is left as it is: %w", err)

@@ -54,8 +54,8 @@ func (s *store) ours(name, digest string, e hostdir.Entry) (bool, error) {
 	return err == nil, err
 }
 
-// findLost finds the marks that are gone though the ledger has it that staging put the very file there that stands under their name.
-// They count as if they were there.
+// findLost finds the marks that are gone though the very file stands under their name of which the ledger has it that staging put it
+// there. They count as if they were there.
 func (s *store) findLost(ctx context.Context) {
 	l, err := s.readLedger()
 	if err != nil {
@@ -69,12 +69,12 @@ func (s *store) findLost(ctx context.Context) {
 	}
 	for name, e := range l.Plugins {
 		m := mark(name, e.SHA256)
-		// With another mode or owner it may be an original with the very bytes, back since the ledger was written.
-		if markedName(m) != name || slices.Contains(marks, m) || !s.stands(ctx, name, e.SHA256, exact) {
+		// The bytes alone may be an original's, back since the ledger was written.
+		if markedName(m) != name || slices.Contains(marks, m) || !s.stands(ctx, name, e.SHA256, e.isOf) {
 			continue
 		}
 		s.lost = append(s.lost, m)
-		if absent := mark(name, absentMark); e.Before == Absent && !slices.Contains(marks, absent) && !s.hasSlot(name) {
+		if absent := mark(name, absentMark); e.Before == Absent && !slices.Contains(marks, absent) {
 			s.lost = append(s.lost, absent)
 		}
 	}
@@ -84,22 +84,26 @@ func (s *store) findLost(ctx context.Context) {
 // isLost says whether a mark counts without being there.
 func (s *store) isLost(m string) bool { return slices.Contains(s.lost, m) }
 
-// heal makes the lost marks again, and returns the names they speak of. It must hold the bin dir's lock.
-func (s *store) heal() (names []string, err error) {
+// heal makes the lost marks again. Where that fails they go on counting as if they were there.
+func (s *store) heal(warn func(format string, args ...any)) {
 	if len(s.lost) == 0 {
-		return nil, nil
+		return
 	}
+	var names []string
 	for _, m := range s.lost {
 		names = append(names, markedName(m))
 	}
 	names = slices.Compact(names)
-	if _, err = s.mark(s.lost...); err == nil {
+	_, err := s.mark(s.lost...)
+	if err == nil {
 		err = syncDir(s.staged)
 	}
-	if err == nil {
-		s.lost = nil
+	if err != nil {
+		warn("marks of %s are gone, and could not be made again: %s", someOf(names), located(s.bin, err))
+		return
 	}
-	return names, err
+	s.lost = nil
+	warn("marks of %s were gone from %s, and were made again as the ledger has it", someOf(names), path.Join(storeName, stagedName))
 }
 
 // oursIn is ours of a file that has to do with an exchange under way. Before the exchange the swap name has our new file, with the
@@ -139,11 +143,12 @@ func (s *store) mark(names ...string) (made []string, err error) {
 	return made, nil
 }
 
-// remark makes sure of marks of what has been published without the bin dir's lock: a restoring, which holds it, may have
-// taken them away meanwhile.
+// remark makes sure of marks of what has been published: another run, which has come to nothing, or a restoring may have taken them
+// away meanwhile.
 func (s *store) remark(names ...string) error {
 	renew(&s.dir, &s.staged)
-	if _, err := s.mark(names...); err != nil {
+	made, err := s.mark(names...)
+	if err != nil || len(made) == 0 {
 		return err
 	}
 	return syncDir(s.staged)
@@ -157,6 +162,7 @@ func (s *store) marked(name string) (bool, error) {
 
 // unmarkAbsent forgets, durably, that nothing stood under name once.
 func (s *store) unmarkAbsent(name string) error {
+	s.lost = slices.DeleteFunc(s.lost, func(m string) bool { return m == mark(name, absentMark) })
 	if s.staged == nil {
 		return nil
 	}
@@ -168,6 +174,17 @@ func (s *store) unmarkAbsent(name string) error {
 		return err
 	}
 	return syncDir(s.staged)
+}
+
+// speaks says whether what stands under a mark's name is one of ours that the mark speaks of, as staging leaves it; or that this cannot be
+// found out.
+func (s *store) speaks(ctx context.Context, m string) bool {
+	name := markedName(m)
+	e, digest, err := s.current(ctx, name)
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	return digest != "" && exact(e) && (m == mark(name, digest) || m == mark(name, absentMark))
 }
 
 // removeMark removes a mark, but not a file on its way out.

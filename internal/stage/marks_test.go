@@ -3,6 +3,7 @@ package stage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -227,10 +228,12 @@ func TestLostMarks(t *testing.T) {
 			"updated without the lock": func(t *testing.T, bin string) {
 				holder := mustOpen(t, bin)
 				must(t, holder.TryLock())
-				want(t, stage(t, newer, Options{BinDir: bin}), "bridge:replaced new:replaced")
+				r := stage(t, newer, Options{BinDir: bin})
+				want(t, r, "bridge:replaced new:replaced")
+				wantWarnings(t, r, "went on without it", told)
 				must(t, holder.Close())
-				r := restored(t, RestoreOptions{BinDir: bin, Only: []string{"bridge"}})
-				want(t, r, "bridge:put back")
+				r = restored(t, RestoreOptions{BinDir: bin})
+				want(t, r, "bridge:put back new:removed")
 				wantWarnings(t, r)
 			},
 			"that cannot be made again": func(t *testing.T, bin string) {
@@ -257,13 +260,176 @@ func TestLostMarks(t *testing.T) {
 				if now := ident(t, filepath.Join(bin, "bridge")); now != theirs {
 					t.Errorf("there is %s\nwant %s", now, theirs)
 				}
-				if name != "updated without the lock" { // which cannot know that nothing stood under the other name
-					if left := list(t, bin); len(left) != 1 {
-						t.Errorf("there is %q", left)
-					}
+				if left := list(t, bin); len(left) != 1 {
+					t.Errorf("there is %q", left)
 				}
 			})
 		}
+	}
+}
+
+// The ledger speaks for the very file that was put there: the same bytes, mode and owner can be an original's, or somebody's who came later.
+func TestLostMarksOfTheVeryFile(t *testing.T) {
+	bridge, ptp := set("v2", "bridge", "ptp"), []string{"bridge", "ptp"}
+	// fault lets the ledger's writing fail, so that it goes on naming what was restored.
+	fault := func(t *testing.T, o RestoreOptions) {
+		t.Run("fault", func(t *testing.T) {
+			swapVar(t, &syncFile, func(f *os.File) error { return &fs.PathError{Op: "sync", Path: f.Name(), Err: syscall.ENOSPC} })
+			wantWarnings(t, Restore(t.Context(), o), "the ledger still names what was restored")
+		})
+	}
+	for name, restore := range map[string]func(t *testing.T, o RestoreOptions){
+		"the ledger could not be written": fault,
+		"killed":                          func(t *testing.T, o RestoreOptions) { killedWhile(t, o, stagedName) },
+	} {
+		t.Run("an original, "+name, func(t *testing.T) {
+			bin := t.TempDir()
+			path := filepath.Join(bin, "bridge")
+			write(t, path, string(bridge[0].data), 0o755)
+			theirs := ident(t, path)
+			for _, version := range []string{"v1", "v2"} {
+				stage(t, packed(t, version, set(version, ptp...)...), Options{BinDir: bin})
+			}
+			restore(t, RestoreOptions{BinDir: bin, Only: []string{"bridge"}})
+			if now := ident(t, path); now != theirs {
+				t.Fatalf("bridge is %s\nwas %s", now, theirs)
+			}
+			r := stage(t, packed(t, "v3", set("v3", ptp...)...), Options{BinDir: bin})
+			if p := result(t, r, "bridge"); p.Own || ident(t, newest(t, bin, "bridge")) != theirs {
+				t.Errorf("%+v", p)
+			}
+			restored(t, RestoreOptions{BinDir: bin})
+			if now := ident(t, path); now != theirs {
+				t.Errorf("bridge is %s\nwas %s", now, theirs)
+			}
+		})
+	}
+	t.Run("one who came later", func(t *testing.T) {
+		bin := t.TempDir()
+		path := filepath.Join(bin, "bridge")
+		stage(t, packed(t, "v2", bridge...), Options{BinDir: bin})
+		fault(t, RestoreOptions{BinDir: bin, Only: []string{"bridge"}})
+		write(t, path, string(bridge[0].data), 0o755)
+		theirs := ident(t, path)
+		restored(t, RestoreOptions{BinDir: bin})
+		if now := ident(t, path); now != theirs {
+			t.Errorf("bridge is %s\nwas %s", now, theirs)
+		}
+	})
+}
+
+// What comes while a staging with lost marks is under way is not taken for nothing.
+func TestLostMarksAndAnother(t *testing.T) {
+	bin := t.TempDir()
+	path := filepath.Join(bin, "bridge")
+	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
+	must(t, os.RemoveAll(filepath.Join(bin, storeName, stagedName)))
+	var theirs string
+	t.Run("staging", func(t *testing.T) {
+		real := exchange
+		swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+			if theirs == "" {
+				must(t, os.Remove(path))
+				theirs = old(t, path, hostdir.File)
+			}
+			return real(d, from, name, to)
+		})
+		want(t, stage(t, packed(t, "v2", ref("bridge", "v2")), Options{BinDir: bin}), "bridge:replaced")
+	})
+	dir := mustOpen(t, bin)
+	s, err := openStore(t.Context(), dir, false)
+	must(t, err)
+	defer s.close()
+	if absent, err := s.markedAbsent("bridge"); absent || err != nil || s.entry("bridge").Before != Different {
+		t.Errorf("absent %t, %v, %+v", absent, err, s.entry("bridge"))
+	}
+}
+
+// The bundle's own bytes, with a mode of somebody's own, stay theirs, also where a staging without the lock fails at first, or for good.
+func TestSameBytesWithoutTheLock(t *testing.T) {
+	for _, fails := range []syscall.Errno{syscall.ENOSPC, syscall.EIO} { // of the one is tried again
+		t.Run(fails.Error(), func(t *testing.T) {
+			bin := t.TempDir()
+			path := filepath.Join(bin, "bridge")
+			b := packed(t, "v1", ref("bridge", "v1"), ref("portmap", "v1"))
+			write(t, path, string(ref("bridge", "v1").data), 0o700)
+			theirs := ident(t, path)
+			holder := mustOpen(t, bin)
+			must(t, holder.TryLock())
+			t.Run("staging", func(t *testing.T) {
+				real, once := exchange, true
+				swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
+					if once {
+						once = false
+						return &fs.PathError{Op: "rename", Path: to, Err: fails}
+					}
+					return real(d, from, name, to)
+				})
+				Run(t.Context(), b, Options{BinDir: bin})
+			})
+			must(t, holder.Close())
+			stage(t, b, Options{BinDir: bin})
+			if kept := ident(t, newest(t, bin, "bridge")); kept != theirs {
+				t.Errorf("kept %s\nwas %s", kept, theirs)
+			}
+			restored(t, RestoreOptions{BinDir: bin})
+			if now := ident(t, path); now != theirs {
+				t.Errorf("bridge is %s\nwas %s", now, theirs)
+			}
+		})
+	}
+}
+
+// What a staging has published that does not wait, and is killed then, stays known for ours when the other comes to nothing: also on a file
+// system without locks.
+func TestKilledBesideAnother(t *testing.T) {
+	for _, locks := range []bool{true, false} {
+		t.Run(fmt.Sprintf("locks=%t", locks), func(t *testing.T) {
+			var told []string
+			if !locks {
+				told = []string{"went on without the lock: lock: no locks available"}
+				swapVar(t, &tryLock, func(d *hostdir.Dir) error { return &fs.PathError{Op: "lock", Path: d.Path(), Err: syscall.ENOLCK} })
+			}
+			bin := t.TempDir()
+			b := packed(t, "v1", ref("bridge", "v1"), ref("portmap", "v1"))
+			o := Options{BinDir: bin, Policy: Missing}
+			t.Run("stage", func(t *testing.T) {
+				real, nested := publish, false
+				swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
+					switch {
+					case !nested && to == "bridge":
+						nested = true
+						func() {
+							defer func() {
+								if recover() != "killed" {
+									t.Error("it was not")
+								}
+							}()
+							Run(context.Background(), b, o)
+						}()
+					case nested && to == "portmap": // with its first file in place
+						nested = false
+						panic("killed")
+					}
+					return real(d, from, name, to)
+				})
+				r := Run(t.Context(), b, o)
+				want(t, r, "bridge:kept portmap:new")
+				wantWarnings(t, r, told...)
+			})
+			r := stage(t, packed(t, "v2", set("v2", "bridge", "portmap")...), Options{BinDir: bin})
+			want(t, r, "bridge:replaced portmap:replaced")
+			wantWarnings(t, r, told...)
+			if kept := originals(t, bin, "bridge"); len(kept) > 0 {
+				t.Errorf("our own was kept: %q", kept)
+			}
+			r = restored(t, RestoreOptions{BinDir: bin})
+			want(t, r, "bridge:removed portmap:removed")
+			wantWarnings(t, r, told...)
+			if left := list(t, bin); len(left) > 0 {
+				t.Errorf("there is %q", left)
+			}
+		})
 	}
 }
 

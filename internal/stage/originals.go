@@ -151,6 +151,7 @@ func withOriginals(ctx context.Context, o RestoreOptions, warn func(string, ...a
 		return fail(err)
 	}
 	if !o.DryRun {
+		s.heal(warn)
 		s.clear(ctx, warn)
 	}
 	names, err := s.names()
@@ -175,9 +176,12 @@ func withOriginals(ctx context.Context, o RestoreOptions, warn func(string, ...a
 			failed = append(failed, &OriginalError{name, slotPath(name), err})
 		}
 	}
-	if len(failed) == 0 && ctx.Err() == nil && !o.DryRun {
-		if err := s.dismiss(nil); err != nil { // a folder that holds nothing any more need not wait for a restoring
-			warn("%s", located(dir, err))
+	if !o.DryRun && !s.accompanied() {
+		// A folder that holds nothing any more need not wait for a restoring.
+		if empty, err := s.empty(nil); err == nil && empty {
+			if err := s.dismantle(); err != nil {
+				warn("%s", located(dir, err))
+			}
 		}
 	}
 	if len(failed) == 0 {

@@ -98,16 +98,44 @@ func TestOlderOriginalComesBack(t *testing.T) {
 // A folder that holds nothing any more once what was kept is dropped is taken away; one that knows of what is staged stays.
 func TestPurgeTakesTheFolderAway(t *testing.T) {
 	bin := replacedTwice(t, "bridge")
-	_, _, err := Purge(t.Context(), RestoreOptions{BinDir: bin})
-	must(t, err)
+	write(t, filepath.Join(bin, storeName, ledgerName), "{", 0o600) // which is nothing to a purge
+	_, warnings, err := Purge(t.Context(), RestoreOptions{BinDir: bin})
+	if err != nil || len(warnings) > 0 {
+		t.Errorf("%q, %v", warnings, err)
+	}
 	if marks := list(t, filepath.Join(bin, storeName, stagedName)); len(marks) != 1 {
 		t.Errorf("marks are %q", marks)
 	}
 	bin = replacedTwice(t, "bridge")
 	want(t, restored(t, RestoreOptions{BinDir: bin}), "bridge:put back")
-	_, warnings, err := Purge(t.Context(), RestoreOptions{BinDir: bin})
+	_, warnings, err = Purge(t.Context(), RestoreOptions{BinDir: bin})
 	if err != nil || len(warnings) > 0 {
 		t.Errorf("%q, %v", warnings, err)
 	}
 	wantGone(t, filepath.Join(bin, storeName))
+}
+
+// A purge takes nothing from under a staging that does not wait for it.
+func TestPurgeBesideAStaging(t *testing.T) {
+	bin := t.TempDir()
+	theirs := old(t, filepath.Join(bin, "bridge"), hostdir.File)
+	holder := mustOpen(t, bin)
+	must(t, holder.TryLock())
+	t.Run("staging", func(t *testing.T) {
+		real := publish
+		swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
+			if holder != nil { // marks and a folder for the original are made
+				must(t, holder.Close())
+				holder = nil
+				if _, warnings, err := Purge(context.Background(), RestoreOptions{BinDir: bin}); err != nil || len(warnings) > 0 {
+					t.Errorf("%q, %v", warnings, err)
+				}
+			}
+			return real(d, from, name, to)
+		})
+		want(t, stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin}), "bridge:replaced")
+	})
+	if now := ident(t, newest(t, bin, "bridge")); now != theirs {
+		t.Errorf("kept is %s\nwas %s", now, theirs)
+	}
 }

@@ -161,6 +161,7 @@ func (r *restore) do() error {
 		return &BinDirError{r.report.BinDir, err}
 	}
 	if !r.o.DryRun {
+		r.store.heal(r.warn)
 		r.store.clear(r.ctx, r.warn)
 	}
 	names, err := r.store.names()
@@ -558,6 +559,9 @@ func (r *restore) replace(t *takeback, on string) error {
 // that needs no room, also on a full disk.
 func (r *restore) remove(t *takeback) error {
 	if err := r.store.settledName(nil, t.name); err != nil {
+		return err
+	}
+	if _, err := r.store.open(&r.store.staged, stagedName); err != nil { // its marks are lost, and could not be made again
 		return err
 	}
 	if err := replace(r.store.staged, r.dir, t.name, mark(t.name, absentMark)); err != nil {

@@ -460,12 +460,15 @@ func TestRestoreChanged(t *testing.T) {
 	stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
 	_, err = f.WriteString(" and more")
 	must(t, err)
-	for _, dryRun := range []bool{true, false} {
+	for _, dryRun := range []bool{true, true, false} {
 		r := restored(t, RestoreOptions{BinDir: bin, DryRun: dryRun})
 		want(t, r, "bridge:put back")
 		wantWarnings(t, r, "bridge: what is put back was written to after it was replaced")
 		if got := result(t, r, "bridge"); !got.Changed || got.SHA256 != sum([]byte("theirs and more")) {
 			t.Errorf("%+v", got)
+		}
+		if dryRun { // the second finds nothing there
+			os.Remove(path)
 		}
 	}
 	if data, err := os.ReadFile(path); err != nil || string(data) != "theirs and more" {
@@ -1452,14 +1455,19 @@ func TestMarksGoForGood(t *testing.T) {
 		want(t, r, "bridge:removed")
 		wantWarnings(t, r, "sync .chandler/staged: input/output error")
 	})
-	t.Run("published without the lock", func(t *testing.T) {
+	t.Run("taken away by another run", func(t *testing.T) {
 		bin := t.TempDir()
-		must(t, mustOpen(t, bin).TryLock())
-		published := func() bool { return !gone(filepath.Join(bin, "bridge"))() }
-		marksSync(t, published)
+		marksSync(t, func() bool { return !gone(filepath.Join(bin, "bridge"))() })
+		real := publish
+		swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
+			if to == "bridge" {
+				must(t, os.Remove(at(bin, "bridge", digest)))
+			}
+			return real(d, from, name, to)
+		})
 		r := stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin})
 		want(t, r, "bridge:new")
-		wantWarnings(t, r, "went on without it", "what was published may pass for somebody else's: sync: input/output error")
+		wantWarnings(t, r, "what was published may pass for somebody else's: sync: input/output error")
 	})
 }
 

@@ -196,8 +196,6 @@ type run struct {
 	warned sync.Mutex
 
 	storeErr error // why the folder, and what it says of whose a file is, could not be opened
-
-	unlocked bool // another process held the bin dir's lock for too long
 }
 
 // piece is one plugin on its way: its plan, and how far it has come.
@@ -230,7 +228,6 @@ func (r *run) do() error {
 		case r.ctx.Err() != nil:
 			return r.ctx.Err()
 		case errors.Is(err, hostdir.ErrLocked):
-			r.unlocked = true
 			r.warn("another staging held the lock for %s; went on without it and cleared no leftovers", r.o.LockWait)
 		case err != nil:
 			r.warn("went on without the lock: %s", errnoText(err))
@@ -239,7 +236,10 @@ func (r *run) do() error {
 	store, storeErr := openStore(r.ctx, r.dir, !r.o.DryRun)
 	defer store.close()
 	r.store, r.storeErr = store, storeErr
-	if locked && storeErr == nil {
+	if storeErr == nil && !r.o.DryRun {
+		store.heal(r.warn)
+	}
+	if storeErr == nil && locked {
 		store.clear(r.ctx, r.warn)
 	}
 	r.checkPolicies()
@@ -323,7 +323,7 @@ const lockPoll = 50 * time.Millisecond
 func lock(ctx context.Context, dir *hostdir.Dir, wait time.Duration) error {
 	deadline := time.Now().Add(wait)
 	for {
-		err := dir.TryLock()
+		err := tryLock(dir)
 		if err == nil || !errors.Is(err, hostdir.ErrLocked) || !time.Now().Before(deadline) {
 			return err
 		}

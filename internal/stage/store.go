@@ -34,7 +34,7 @@ import (
 //	.chandler/originals/<name>/done-<inode>-<n>-<digest>  our file, in whose place that original stands again
 //	.chandler/staged/<name>@<digest>                an empty file: staging has published this digest under this name
 //	.chandler/staged/<name>@absent                  an empty file: nothing stood there when staging put a file there
-//	.chandler/ledger.json                           the record for people and for chandler's own reports
+//	.chandler/ledger.json                           the record for people, for chandler's own reports, and for marks that are lost
 //
 // Whatever can be lost by clearing lies in tmp. What is needed to tell ours from theirs is in the names of staged, written
 // before the file they speak of is published, so that neither a crash nor a lost ledger can turn one of our own files into
@@ -273,17 +273,6 @@ func (s *store) current(ctx context.Context, name string) (e hostdir.Entry, dige
 	return e, digest, err
 }
 
-// hasSlot says whether there is a folder for a name's originals, or may be one.
-func (s *store) hasSlot(name string) bool {
-	originals, err := s.sub(s.dir, originalsName)
-	if err != nil {
-		return !errors.Is(err, fs.ErrNotExist)
-	}
-	defer originals.Close()
-	_, err = originals.Stat(name)
-	return !errors.Is(err, fs.ErrNotExist)
-}
-
 // sub opens the directory name in parent, which must be this user's and no mount of something else: whoever could change
 // what lies in it could have staging publish or forget what they like. If something else stands there, the error is a
 // *TakenError. If the run may change anything, its mode is put right.
@@ -427,15 +416,16 @@ func (s *store) makeRunDir(name string) (*hostdir.Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = dir.TryLock()
+	err = tryLock(dir)
 	if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, unix.ENOLCK) {
-		err = nil // nobody has the bin dir's lock there either, without which a staging clears nothing
+		err = nil // on such a file system no staging has the bin dir's lock either, without which it clears nothing
 	}
 	if err == nil && gone(dir) {
 		err = fs.ErrNotExist
 	}
 	if err != nil {
 		dir.Close()
+		tmp.RemoveDir(name) // it may be gone, and else the next run clears it
 		return nil, err
 	}
 	return dir, nil
@@ -485,11 +475,6 @@ func (s *store) oursAfterAll(ctx context.Context, slot *hostdir.Dir, name string
 
 // clear puts right what earlier runs left. It must hold the lock. What cannot be cleared is not worth failing for.
 func (s *store) clear(ctx context.Context, warn func(format string, args ...any)) {
-	if names, err := s.heal(); err != nil {
-		warn("marks of %s are gone, and could not be made again: %s", someOf(names), located(s.bin, err))
-	} else if len(names) > 0 {
-		warn("marks of %s were gone from %s, and were made again as the ledger has it", someOf(names), path.Join(storeName, stagedName))
-	}
 	if err := s.settleSwaps(ctx); err != nil {
 		warn("an interrupted run's original could not be filed: %s", located(s.bin, err))
 	}
@@ -527,7 +512,7 @@ func clearLeftover(tmp *hostdir.Dir, name string) error {
 	dir, err := tmp.Sub(name)
 	if err == nil {
 		defer dir.Close()
-		if errors.Is(dir.TryLock(), hostdir.ErrLocked) {
+		if errors.Is(tryLock(dir), hostdir.ErrLocked) {
 			return nil // a run that did not get the bin dir's lock and went on without it
 		}
 	}
@@ -592,6 +577,9 @@ func (s *store) confirms(slot *hostdir.Dir, name, file string) bool {
 
 // settleAways decides about what an interrupted restoring has left on its way out.
 func (s *store) settleAways(ctx context.Context) error {
+	if s.staged == nil {
+		return nil
+	}
 	names, err := s.markedNames()
 	errs := []error{err}
 	for _, name := range names {
@@ -651,26 +639,48 @@ func (s *store) alive(swap string) bool {
 		return false
 	}
 	defer tmp.Close()
-	return lives(tmp, swapRun(swap))
+	live, _ := lives(tmp, swapRun(swap))
+	return live
 }
 
-// lives says whether a run holds its folder's lock.
-func lives(tmp *hostdir.Dir, run string) bool {
+// lives says whether a run holds its folder's lock. An error says why that cannot be found out.
+func lives(tmp *hostdir.Dir, run string) (bool, error) {
 	dir, err := tmp.Sub(run)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
 	if err != nil {
-		return false
+		return false, err
 	}
 	defer dir.Close()
-	return errors.Is(dir.TryLock(), hostdir.ErrLocked)
+	err = tryLock(dir)
+	if errors.Is(err, hostdir.ErrLocked) {
+		return true, nil
+	}
+	return false, err
 }
 
 // accompanied says whether another run works in the folder beside this one, or may.
 func (s *store) accompanied() bool {
-	if s.tmp == nil {
+	if s.dir == nil {
 		return false
 	}
-	runs, err := s.tmp.Names()
-	return err != nil || slices.ContainsFunc(runs, func(run string) bool { return run != s.runName && lives(s.tmp, run) })
+	tmp, err := s.dir.Sub(tmpName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	if err != nil {
+		return true
+	}
+	defer tmp.Close()
+	runs, err := tmp.Names()
+	return err != nil || slices.ContainsFunc(runs, func(run string) bool {
+		if run == s.runName {
+			return false
+		}
+		live, err := lives(tmp, run)
+		return live || err != nil
+	})
 }
 
 // settled is what became of a file that an exchange brought.

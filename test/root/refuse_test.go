@@ -76,6 +76,30 @@ func TestNoExecMount(t *testing.T) {
 	}
 }
 
+// What staging knows is lost, and cannot be made again where nothing can be written: it says so, and goes on with what the ledger has.
+func TestMarksCannotBeMadeAgain(t *testing.T) {
+	host := t.TempDir()
+	rig.Stage(t, ring.few, host).Counts(t, 4, 0, 0, 0)
+	rig.Must(t, os.RemoveAll(filepath.Join(host, ".chandler/staged")))
+	t.Run("", func(t *testing.T) {
+		dir := bind(t, host, t.TempDir(), unix.MS_RDONLY)
+		const told = "and could not be made again: .chandler: mkdir: read-only file system"
+		o := rig.Stage(t, ring.few, dir)
+		o.Counts(t, 0, 0, 4, 0)
+		o.Says(t, told)
+		o = rig.Restore(t, dir)
+		o.Says(t, told)
+		if n := len(o.Failed()); n != 4 {
+			t.Fatalf("%d failed: %s", n, o.Stderr)
+		}
+	})
+	rig.Holds(t, ring.few, host)
+	rig.Restore(t, host).Back(t, 0, 4, 0)
+	if names, err := os.ReadDir(host); err != nil || len(names) > 0 {
+		t.Fatalf("left there: %v, %v", names, err)
+	}
+}
+
 // Guarantee 5: a file that nobody may change stays, and the others are staged.
 func TestImmutableFile(t *testing.T) {
 	dir := t.TempDir()
