@@ -136,6 +136,12 @@ func (c *cluster) asTalos(t *testing.T) {
 	if _, err := c.tool("mount", "-t", "overlay", "overlay", "-o", fmt.Sprintf("lowerdir=%[1]s/lower,upperdir=%[1]s/upper,workdir=%[1]s/work", layers), "/opt"); err != nil {
 		t.Fatal(err)
 	}
+	mounted := true
+	t.Cleanup(func() {
+		if mounted { // the test has failed, and the next ones are to be about themselves
+			c.tool("umount", "-l", "/opt")
+		}
+	})
 	pod := c.restart(t)
 	if message := terminationMessage(pod); !strings.HasSuffix(message, " into /opt/cni/bin: 10 new, 4 replaced, 0 unchanged") {
 		t.Errorf("the termination message is %q", message)
@@ -150,6 +156,7 @@ func (c *cluster) asTalos(t *testing.T) {
 	if _, err := c.tool("umount", "-l", "/opt"); err != nil {
 		t.Fatal(err)
 	}
+	mounted = false
 	c.restart(t)
 }
 

@@ -213,8 +213,12 @@ func (c *cluster) rolledOut(t *testing.T) {
 			status("updatedNumberScheduled") != 1 || status("numberReady") != 1 || status("desiredNumberScheduled") != 1 {
 			return fmt.Errorf("the DaemonSet is not there yet: %v", d["status"])
 		}
-		// Before this file is there, pods with annotations start without their interfaces, silently.
-		_, err = os.Stat(c.Dir.Host("/etc/cni/net.d/00-multus.conf"))
+		// Before the runtime has read this file, pods with annotations start without their interfaces, silently. It watches the folder,
+		// and does not say when it has.
+		info, err := os.Stat(c.Dir.Host("/etc/cni/net.d/00-multus.conf"))
+		if err == nil && time.Since(info.ModTime()) < time.Second {
+			err = errors.New("the runtime may not have read Multus' configuration yet")
+		}
 		return err
 	})
 }
