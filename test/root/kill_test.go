@@ -62,8 +62,9 @@ func TestKilledAtAnyInstant(t *testing.T) {
 					t.Fatal(o.Stderr)
 				}
 			}
+			// A machine that others use runs now faster, now slower: what came too late is tried again, earlier.
 			late := 0
-			for i := range c.rounds {
+			for i := 0; i < c.rounds && late < 5*c.rounds; {
 				dir, before := prepare()
 				w.Over(dir, c.first != "")
 				// Every second instant is derived from the run's length, the others are random.
@@ -75,9 +76,12 @@ func TestKilledAtAnyInstant(t *testing.T) {
 				time.Sleep(at)
 				if p.Kill().Signal != syscall.SIGKILL {
 					late++
+					took = took * 9 / 10
+				} else {
+					i++
 				}
 				rig.Whole(t, dir, c.first == "", c.killed, cmp.Or(c.second, c.first, c.killed))
-				if i%3 == 2 { // killed again on what the first has left
+				if i%3 == 0 { // killed again on what the first has left
 					p := rig.Call{Bundle: c.killed, Dir: dir}.Start(t)
 					time.Sleep(rand.N(took))
 					p.Kill()
@@ -98,9 +102,9 @@ func TestKilledAtAnyInstant(t *testing.T) {
 				os.RemoveAll(filepath.Dir(dir))
 			}
 			w.End()
-			t.Logf("a run takes %s; %d of %d kills came too late", took.Round(time.Millisecond), late, c.rounds)
-			if late > c.rounds/2 {
-				t.Fatalf("%d of %d kills came after the run's end", late, c.rounds)
+			t.Logf("a run takes %s; killed %d times, and %d times too late", took.Round(time.Millisecond), c.rounds, late)
+			if late >= 5*c.rounds {
+				t.Fatalf("%d kills came after the run's end: nothing is proved", late)
 			}
 		})
 	}
