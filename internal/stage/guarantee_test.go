@@ -671,12 +671,7 @@ func TestGuarantee8SameBytesBefore(t *testing.T) {
 						}
 						return real(d, from, name, to)
 					})
-					defer func() {
-						if recover() != "killed" {
-							t.Error("it was not")
-						}
-					}()
-					Run(t.Context(), b, Options{BinDir: bin})
+					dies(t, func() { Run(t.Context(), b, Options{BinDir: bin}) })
 				})
 			}
 			stage(t, b, Options{BinDir: bin})
@@ -685,15 +680,7 @@ func TestGuarantee8SameBytesBefore(t *testing.T) {
 				t.Errorf("kept %s, was %s", got, theirs)
 			}
 			if killed {
-				t.Run("killed again", func(t *testing.T) {
-					swapVar(t, &syncDir, func(*hostdir.Dir) error { panic("killed") })
-					defer func() {
-						if recover() != "killed" {
-							t.Error("it was not")
-						}
-					}()
-					Restore(t.Context(), RestoreOptions{BinDir: bin})
-				})
+				killedWhile(t, RestoreOptions{BinDir: bin}, filepath.Base(bin))
 			}
 			r := restored(t, RestoreOptions{BinDir: bin})
 			if !r.Complete() || r.Count(PutBack) != 1 {

@@ -298,6 +298,28 @@ func originals(t testing.TB, bin, name string) []string {
 	return sorted
 }
 
+// list returns what is in a directory.
+func list(t testing.TB, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// dies runs what is to be killed: something that it calls panics with that word.
+func dies(t testing.TB, run func()) {
+	t.Helper()
+	defer func() {
+		if p := recover(); p != "killed" {
+			t.Errorf("it was not killed: %v", p)
+		}
+	}()
+	run()
+}
+
 // original is the path of a plugin's newest kept file.
 func newest(t testing.TB, bin, name string) string {
 	t.Helper()

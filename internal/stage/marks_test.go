@@ -15,17 +15,6 @@ import (
 	"github.com/chandler-cni/chandler/internal/hostdir"
 )
 
-// list returns what is in a directory.
-func list(t testing.TB, dir string) (names []string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	must(t, err)
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names
-}
-
 // takeBack updates and then restores a directory in which nothing stood before all names were staged, and holds that nothing is
 // there again: no file of ours has passed for somebody's.
 func takeBack(t *testing.T, bin string, newer *bundle.Bundle, policy Policy) {
@@ -186,6 +175,38 @@ func TestLockedGivesUp(t *testing.T) {
 	}
 }
 
+// beside has another run work in the folder, until what it returns is called.
+func beside(t *testing.T, bin string) (end func()) {
+	t.Helper()
+	s, err := openStore(t.Context(), mustOpen(t, bin), true)
+	must(t, err)
+	_, err = s.runDir()
+	must(t, err)
+	return func() {
+		must(t, s.tidy())
+		s.close()
+	}
+}
+
+// A run that comes to nothing takes its marks back, but not from under another: that may have found them there, and be about to publish.
+func TestMarksStayForAnother(t *testing.T) {
+	for _, accompanied := range []bool{false, true} {
+		bin := t.TempDir()
+		if accompanied {
+			defer beside(t, bin)()
+		}
+		t.Run(fmt.Sprintf("accompanied=%t", accompanied), func(t *testing.T) {
+			swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
+				return &fs.PathError{Op: "rename", Path: to, Err: syscall.EIO}
+			})
+			want(t, Run(t.Context(), packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin}), "bridge:failed")
+		})
+		if marks, err := filepath.Glob(filepath.Join(bin, storeName, stagedName, "bridge@*")); err != nil || (len(marks) == 2) != accompanied {
+			t.Errorf("accompanied %t: %q, %v", accompanied, marks, err)
+		}
+	}
+}
+
 // Marks that are gone are made again, as the ledger has it: nothing of ours passes for somebody's, and all of it can be taken back.
 func TestLostMarks(t *testing.T) {
 	names := []string{"bridge", "new"}
@@ -318,7 +339,7 @@ func TestLostMarksOfTheVeryFile(t *testing.T) {
 	})
 }
 
-// What comes while a staging with lost marks is under way is not taken for nothing.
+// What comes while a staging is under way whose lost marks could not be made again is not taken for nothing.
 func TestLostMarksAndAnother(t *testing.T) {
 	bin := t.TempDir()
 	path := filepath.Join(bin, "bridge")
@@ -326,6 +347,14 @@ func TestLostMarksAndAnother(t *testing.T) {
 	must(t, os.RemoveAll(filepath.Join(bin, storeName, stagedName)))
 	var theirs string
 	t.Run("staging", func(t *testing.T) {
+		sync, failed := syncDir, false
+		swapVar(t, &syncDir, func(d *hostdir.Dir) error {
+			if !failed {
+				failed = true
+				return &fs.PathError{Op: "sync", Path: d.Path(), Err: syscall.EIO}
+			}
+			return sync(d)
+		})
 		real := exchange
 		swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
 			if theirs == "" {
@@ -357,6 +386,9 @@ func TestSameBytesWithoutTheLock(t *testing.T) {
 			holder := mustOpen(t, bin)
 			must(t, holder.TryLock())
 			t.Run("staging", func(t *testing.T) {
+				if fails == syscall.ENOSPC { // its own marks stay between the two, for the other's sake
+					defer beside(t, bin)()
+				}
 				real, once := exchange, true
 				swapVar(t, &exchange, func(d, from *hostdir.Dir, name, to string) error {
 					if once {
@@ -399,14 +431,7 @@ func TestKilledBesideAnother(t *testing.T) {
 					switch {
 					case !nested && to == "bridge":
 						nested = true
-						func() {
-							defer func() {
-								if recover() != "killed" {
-									t.Error("it was not")
-								}
-							}()
-							Run(context.Background(), b, o)
-						}()
+						dies(t, func() { Run(context.Background(), b, o) })
 					case nested && to == "portmap": // with its first file in place
 						nested = false
 						panic("killed")

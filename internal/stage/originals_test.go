@@ -115,23 +115,34 @@ func TestPurgeTakesTheFolderAway(t *testing.T) {
 	wantGone(t, filepath.Join(bin, storeName))
 }
 
-// A purge takes nothing from under a staging that does not wait for it.
+// A purge takes nothing from under a staging that does not wait for it, whether that has made marks yet or not.
 func TestPurgeBesideAStaging(t *testing.T) {
 	bin := t.TempDir()
 	theirs := old(t, filepath.Join(bin, "bridge"), hostdir.File)
 	holder := mustOpen(t, bin)
 	must(t, holder.TryLock())
+	purges := 0
+	purge := func() {
+		if purges++; purges == 1 {
+			must(t, holder.Close())
+		}
+		if _, warnings, err := Purge(context.Background(), RestoreOptions{BinDir: bin}); err != nil || len(warnings) > 0 {
+			t.Errorf("%q, %v", warnings, err)
+		}
+	}
 	t.Run("staging", func(t *testing.T) {
-		real := publish
-		swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
-			if holder != nil { // marks and a folder for the original are made
-				must(t, holder.Close())
-				holder = nil
-				if _, warnings, err := Purge(context.Background(), RestoreOptions{BinDir: bin}); err != nil || len(warnings) > 0 {
-					t.Errorf("%q, %v", warnings, err)
-				}
+		write, move := syncFile, publish
+		swapVar(t, &syncFile, func(f *os.File) error {
+			if purges == 0 {
+				purge()
 			}
-			return real(d, from, name, to)
+			return write(f)
+		})
+		swapVar(t, &publish, func(d, from *hostdir.Dir, name, to string) error {
+			if purges == 1 { // marks and a folder for the original are made
+				purge()
+			}
+			return move(d, from, name, to)
 		})
 		want(t, stage(t, packed(t, "v1", ref("bridge", "v1")), Options{BinDir: bin}), "bridge:replaced")
 	})

@@ -598,12 +598,7 @@ func killedWhile(t *testing.T, o RestoreOptions, syncing string) {
 			}
 			return real(d)
 		})
-		defer func() {
-			if recover() != "killed" {
-				t.Error("it was not")
-			}
-		}()
-		Restore(context.Background(), o)
+		dies(t, func() { Restore(context.Background(), o) })
 	})
 }
 

@@ -368,8 +368,8 @@ func TestTidy(t *testing.T) {
 	}
 	must(t, second.removeMark("bridge@x"))
 	must(t, first.tidy())
-	if entries, err := os.ReadDir(bin); err != nil || len(entries) > 0 {
-		t.Errorf("left: %v, %v", entries, err)
+	if left := list(t, bin); len(left) > 0 {
+		t.Errorf("left: %q", left)
 	}
 }
 

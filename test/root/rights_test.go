@@ -45,6 +45,17 @@ func TestForeignOwner(t *testing.T) {
 	rig.Holds(t, ring.few, dir)
 	rig.Clean(t, ring.few, dir)
 
+	t.Run("a folder that is closed to it", func(t *testing.T) {
+		folder := filepath.Join(dir, ".chandler")
+		rig.Must(t, os.Chown(folder, owner, owner))
+		defer os.Chown(folder, 0, 0)
+		closed := []string{"setpriv", "--bounding-set=-dac_override,-dac_read_search"}
+		o := rig.Call{Verb: "restore", Dir: dir, Wrap: closed, Args: []string{"--shown-as", "/opt/cni/bin"}}.Run(t)
+		if o.Code != 1 || o.Report.Outcome != "refused" {
+			t.Fatalf("exit %d: %s", o.Code, o.Stderr)
+		}
+		o.Says(t, "hint: /opt/cni/bin/.chandler belongs to uid 997 with mode 0700, and this process (uid 0) has no CAP_DAC_OVERRIDE")
+	})
 	t.Run("with everything in place", func(t *testing.T) {
 		rig.Call{Bundle: ring.few, Dir: dir, Wrap: without}.Run(t).Counts(t, 0, 0, 4, 0)
 	})
